@@ -1,0 +1,177 @@
+"""The op table: what a decoder asks of a target, and the one weight format that every file format is translated into.
+
+`ref.py` is the specification of every op, in plain torch; `aten.py`, `cpu.py`, `triton.py` are targets, one file each.
+A target is an object with the methods of `Ops`; it is chosen once, at load (`choose`), and never branched on later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+Act = Any      # what `norm`, `glu`, `attend`, `act` return and `matmul` takes: a Tensor, or quantized rows; opaque to callers
+Linear = Any   # what `pack` returns; has ``rows`` (N), ``columns`` (K) and ``nbytes``
+
+
+@dataclass
+class QWeight:
+    """A quantized matrix [N, K], transient: each target packs it into its own layout.
+
+    codes  uint8 [N, K], values 0 … 2**bits - 1
+    scale  float [N, G], G = ceil(K / group); the last group may be ragged
+    zero   uint8/int16 [N, G]: w = (code - zero) * scale, or None
+    bias   float [N, G]: w = code * scale + bias, or None. Exactly one of zero and bias is given.
+    perm   int64 [K] or None: act-order. Column j of ``codes`` multiplies input feature perm[j].
+    """
+
+    codes: Tensor
+    scale: Tensor
+    zero: Tensor | None
+    bias: Tensor | None
+    bits: int
+    group: int
+    perm: Tensor | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.codes.shape[0], self.codes.shape[1]
+
+    def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """[N, K] in the order of the input features."""
+        n, k = self.shape
+        per_column = torch.arange(k, device=self.codes.device) // self.group
+        codes, scale = self.codes.to(torch.float32), self.scale.to(torch.float32)[:, per_column]
+        if self.bias is not None:
+            dense = codes * scale + self.bias.to(torch.float32)[:, per_column]
+        else:
+            dense = (codes - self.zero.to(torch.float32)[:, per_column]) * scale
+        if self.perm is None:
+            return dense.to(dtype)
+        out = torch.empty_like(dense)
+        out[:, self.perm] = dense
+        return out.to(dtype)
+
+    @staticmethod
+    def cat(parts: Sequence[QWeight]) -> QWeight | None:
+        """One matrix of several that share an input, stacked by rows (q, k, v; gate, up); None where bits, group, kind of
+        offset or the permutation differ: an act-order index belongs to the input side and must be the same."""
+        first = parts[0]
+        for part in parts[1:]:
+            same_perm = (part.perm is None) == (first.perm is None) and (first.perm is None or torch.equal(part.perm, first.perm))
+            if not same_perm or (part.bits, part.group, part.bias is None, part.shape[1]) != (
+                    first.bits, first.group, first.bias is None, first.shape[1]):
+                return None
+        stack = lambda name: None if getattr(first, name) is None else torch.cat([getattr(p, name) for p in parts])  # noqa: E731
+        return QWeight(stack("codes"), stack("scale"), stack("zero"), stack("bias"), first.bits, first.group, first.perm)
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """One layer's attention, fixed at load. ``scale`` multiplies q·k; ``rope`` indexes the batch's tables (None: no rotation);
+    q_norm, k_norm: float32 [head_dim] RMS weights applied per head before the rotation, or None."""
+
+    layer: int                          # which of the KV cache's layers
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    window: int | None = None           # a token sees itself and the window - 1 before it
+    softcap: float | None = None
+    rope: int | None = 0
+    q_norm: Tensor | None = None
+    k_norm: Tensor | None = None
+    norm_eps: float = 1e-6
+
+
+@dataclass
+class Batch:
+    """One forward pass: packed ragged rows. Made by the runner; S sequences, R rows in all.
+
+    ids        int64 [R]
+    positions  int64 [R]            place of the row in its sequence, from 0
+    starts     int32 [S + 1]        rows of sequence s: starts[s] … starts[s+1] - 1
+    lengths    int32 [S]            tokens in the cache after this pass
+    pages      int32 [S, P]         page table, padded with 0
+    slots      int64 [R]            page * page_size + offset where the row's K and V go
+    wanted     int64 [W]            rows whose logits are asked for
+    cos, sin   float32 [T, R, rot/2] rotation tables for these rows, one for each rope kind T; rot = rotated width
+    """
+
+    ids: Tensor
+    positions: Tensor
+    starts: Tensor
+    lengths: Tensor
+    pages: Tensor
+    slots: Tensor
+    wanted: Tensor
+    cos: Tensor
+    sin: Tensor
+
+
+@dataclass
+class KVLayer:
+    """Pages of one layer. k: [pages, kv_heads, page_size, key_width], v: the same with value_width, in the cache's type.
+
+    int8 (asymmetric, one scale and zero point for each token and head): k, v are uint8, x = code * scale + low;
+    k_scale, k_low, v_scale, v_low: float32 [pages, kv_heads, page_size]; scale = (max - min) / 255, low = min.
+    """
+
+    k: Tensor
+    v: Tensor
+    k_scale: Tensor | None = None
+    k_low: Tensor | None = None
+    v_scale: Tensor | None = None
+    v_low: Tensor | None = None
+
+
+class Ops(Protocol):
+    """Activations x are the residual stream, [R, H] in ``dtype``, contiguous. Everything returned is fresh or workspace that
+    stays valid until the same op is called again with the same shape; results of one row never depend on other rows up
+    to ``row_independent`` rows."""
+
+    name: str                           # "ref", "aten", "cpu"
+    detail: str                         # shown to people: "avx512-vnni, 2 threads"
+    dtype: torch.dtype                  # of the residual stream
+    device: torch.device
+    row_independent: int | None         # rows up to which a row's bits do not depend on the others; None: any number
+
+    def pack(self, weight: QWeight | Tensor, bias: Tensor | None = None) -> Linear:
+        """A matrix [N, K], quantized or float, in this target's layout. ``bias``: float [N] added to the product."""
+
+    def embed(self, table: Linear, ids: Tensor, scale: float = 1.0) -> Tensor:
+        """Rows of a packed matrix as activations: x [R, H] = table[ids] * scale."""
+
+    def norm(self, x: Tensor, weight: Tensor, eps: float) -> Act:
+        """RMS norm, ready for `matmul`: x / sqrt(mean(x²) + eps) * weight (float32 inside)."""
+
+    def act(self, x: Tensor) -> Act:
+        """Any rows made ready for `matmul`."""
+
+    def matmul(self, a: Act, w: Linear) -> Tensor:
+        """a @ w.T + bias, [R, N]."""
+
+    def matmul_add(self, a: Act, w: Linear, x: Tensor) -> None:
+        """x += a @ w.T + bias, in place."""
+
+    def norm_add(self, y: Tensor, weight: Tensor, eps: float, x: Tensor) -> None:
+        """x += rms_norm(y) * weight, in place (Gemma's norms after a block)."""
+
+    def glu(self, gate_up: Tensor, kind: Literal["silu", "gelu_tanh", "gelu"]) -> Act:
+        """gate_up [R, 2 I] → f(gate) * up, [R, I]."""
+
+    def attend(self, qkv: Tensor, spec: AttentionSpec, kv: KVLayer, batch: Batch) -> Act:
+        """qkv [R, (heads + 2 kv_heads) * head_dim] → head norms, rotation (halves: x1 cos - x2 sin, x2 cos + x1 sin), write
+        K and V at batch.slots, causal attention over the pages; [R, heads * head_dim]."""
+
+    def logits(self, a: Act, w: Linear, softcap: float | None = None) -> Tensor:
+        """float32 [R, N]; softcap: cap * tanh(x / cap)."""
+
+
+def choose(name: str, device: str, dtype: str, threads: int) -> tuple[Ops, tuple[str, ...]]:
+    """The target asked for, or the best there is for "auto", and notes on what was passed over and why."""
+    from backends.kernels import select
+    return select.choose(name, device, dtype, threads)
