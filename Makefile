@@ -1,0 +1,52 @@
+# make run    everything from nothing, then the page at http://127.0.0.1:7860
+# make test   everything from nothing, then the tests
+# make slow   the tests that take minutes
+# make venv   only the virtual environment
+# Variables: PYTHON=python3.12  ARGS="--port 8000"  TESTS="tests/test_api.py"
+
+SHELL := /bin/bash
+VENV ?= .venv
+PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python; do \
+	if "$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then echo "$$p"; break; fi; done)
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check
+TESTS ?=
+
+.PHONY: run test slow venv venv-dev lint clean
+.DEFAULT_GOAL := run
+
+run: venv
+	@$(PY) app.py serve $(ARGS)
+
+test: venv-dev
+	@$(PY) -m pytest -m "not slow" $(TESTS)
+
+slow: venv-dev
+	@$(PY) -m pytest -m slow $(TESTS)
+
+lint: venv-dev
+	@$(PY) -m ruff check .
+
+venv: $(VENV)/.ready
+venv-dev: $(VENV)/.ready-dev
+
+# The stamp keeps a second run cheap; it is written last, so an interrupted install is done again.
+$(VENV)/.ready: requirements.txt | $(VENV)/.made
+	@echo "Installing what Gainz needs into $(VENV) (a few minutes the first time) …" >&2
+	@$(PIP) install --quiet -r requirements.txt || { echo "The packages could not be installed. Online? A proxy? Room on the disk? Then run make again: it goes on from here." >&2; exit 1; }
+	@touch $@
+
+$(VENV)/.ready-dev: requirements-dev.txt $(VENV)/.ready
+	@echo "Installing what the tests need into $(VENV) …" >&2
+	@$(PIP) install --quiet -r requirements-dev.txt || { echo "The test packages could not be installed. Online? A proxy? Then run make again." >&2; exit 1; }
+	@touch $@
+
+$(VENV)/.made:
+	@test -n "$(PYTHON)" || { echo "Gainz needs Python 3.11 or newer, and none was found. Install one, or name it: make run PYTHON=/path/to/python3.12" >&2; exit 2; }
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Gainz needs Python 3.11 or newer; $(PYTHON) is older. Name another: make run PYTHON=/path/to/python3.12" >&2; exit 2; }
+	@"$(PYTHON)" -m venv $(VENV) || { echo "The virtual environment could not be made. On Debian and Ubuntu: apt-get install python3-venv" >&2; exit 2; }
+	@$(PIP) install --quiet --upgrade pip || { echo "pip could not be brought up to date. Online? A proxy? Then run make again." >&2; exit 1; }
+	@touch $@
+
+clean:
+	rm -rf $(VENV) .pytest_cache .hypothesis .ruff_cache
