@@ -1,0 +1,331 @@
+"""The facade that page, API and command line share: what models there are, which are loaded, and the way to ask them.
+
+Knows the registry, the engine's host and the records. Refuses to know how a page or a wire format looks, and never touches
+a weight: a local model lives in the engine process, and only `Event`s come back.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
+
+from backends import estimate as sizing
+from backends.base import (
+    Cancel, Event, GainzError, MemoryEstimate, Message, Model, ModelDir, ModelInfo, ModelNotLoaded, OutOfMemory, Progress,
+    ProgressFn, Request, UnknownFormat, make_options)
+from backends.host import EngineHost
+from backends.registry import Registry
+from gainz_ui.services import catalog as shelf
+from gainz_ui.services.catalog import BackendEntry, CatalogEntry
+from gainz_ui.services.records import Records
+from gainz_ui.services.signals import Signal
+from gainz_ui.settings import Settings
+
+__all__ = ["BackendEntry", "CatalogEntry", "Loading", "Memory", "Signal", "Snapshot", "Studio"]
+
+STUCK_SECONDS = 60.0                    # a busy engine without a step for so long is reported as stuck
+
+
+@dataclass(frozen=True)
+class Loading:
+    """A load in progress."""
+
+    name: str
+    progress: Progress
+    seconds: float                      # since it began
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes."""
+
+    total: int                          # of this machine, or of the limit it runs under
+    available: int                      # without swapping
+    engine: int                         # resident in the engine process, 0 = none runs
+    front: int                          # resident in this process
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """How things stand, for the page's header, /health and the monitor. Costs no round trip to the engine."""
+
+    status: Literal["starting", "loading", "ready", "idle", "dead", "stuck", "stopping"]
+    reason: str                         # why it is not ready, "" = it is
+    healthy: bool                       # what /health answers: True = 200
+    models: tuple[ModelInfo, ...]       # by name
+    loading: tuple[Loading, ...]
+    engine: str                         # "idle" | "starting" | "ready" | "dead"
+    running: int                        # requests being computed
+    waiting: int                        # requests in the queue
+    queue_limit: int
+    memory: Memory
+    step_age: float | None              # seconds since the engine's last step while it has work, else None
+    uptime: float                       # seconds
+    counters: Mapping[str, float]       # the engine's own, as of its last heartbeat
+
+
+def _quiet(_: Progress) -> None:
+    """The progress of somebody who does not watch."""
+
+
+class Studio:
+    """Thread-safe; one for a process. `changed` tells after every load, unload, death of the engine or new file."""
+
+    def __init__(self, settings: Settings, registry: Registry | None = None, host: EngineHost | None = None) -> None:
+        self.settings = settings
+        self.registry = registry or Registry.scan()
+        self.changed = Signal()
+        self.records = Records(settings.logs, settings.outputs, settings.log_content, settings.log_size)
+        self.host = host or EngineHost(logs=settings.logs, queue_limit=settings.queue)
+        self.host.on_change = self.changed.emit
+        self._lock = threading.Lock()                       # guards the four below; never held while something loads
+        self._gates: dict[str, threading.Lock] = {}         # one load or unload of a name at a time
+        self._remote: dict[str, Model] = {}                 # models answered by another server live in this process
+        self._loading: dict[str, tuple[Progress, float]] = {}
+        self._used: list[str] = []                          # loaded names, the last loaded at the end
+        self._holds: list[str] = []                         # reasons for not being ready yet
+        self._stopping = False
+        self._born = time.monotonic()
+
+    # ------------------------------------------------------------------------------------------ what there is
+    def catalog(self) -> list[CatalogEntry]:
+        """Every folder and .gguf file of models/, loadable or not, with the reason; by name."""
+        loaded = self.loaded()
+        return [shelf.examine(self.registry, name, path, name in loaded) for name, path in shelf.places(self.settings.models).items()]
+
+    def entry(self, name: str) -> CatalogEntry:
+        """ModelNotFound lists the names there are; NameRefused for a path."""
+        return shelf.examine(self.registry, name, shelf.locate(self.settings.models, name), name in self.loaded())
+
+    def directory(self, name: str) -> ModelDir:
+        return ModelDir.of(shelf.locate(self.settings.models, name), name)
+
+    def details(self, name: str) -> sizing.ModelFacts:
+        """Architecture, layers, parameters, bits, context … from the files' headers."""
+        return sizing.describe(self.directory(name))
+
+    def backends(self) -> list[BackendEntry]:
+        return shelf.backend_entries(self.registry)
+
+    def options_for(self, name: str) -> type:
+        """The options dataclass of the model's backend: forms are made from its fields."""
+        return self.registry.claim(self.directory(name))[0].options
+
+    def estimate(self, name: str, options: Mapping[str, Any] = {}) -> MemoryEstimate:  # noqa: B006  never written to
+        """Memory needed against memory free, now. Unknown options are an InvalidRequest."""
+        return sizing.estimate(self.directory(name), make_options(self.options_for(name), options))
+
+    # ------------------------------------------------------------------------------------------ load and unload
+    def load(self, name: str, options: Mapping[str, Any] = {}, progress: ProgressFn = _quiet,  # noqa: B006
+             cancel: Cancel | None = None) -> ModelInfo:
+        """Load ``name`` and return what it became. Loaded already with the same options: nothing happens; with others: it is
+        reloaded, and both are said through ``progress``. OutOfMemory before anything is read where it cannot fit."""
+        self._raise_if_stopping()
+        with self._gate(name):
+            entry = self.entry(name)
+            if entry.reason:
+                raise self._refusal(entry)
+            backend = self.registry.get(entry.backend)
+            chosen = make_options(backend.options, options)
+            if (present := self.loaded().get(name)) is not None:
+                if dict(present.options) == _values(chosen):
+                    progress(Progress("loaded", 1, 1, "already loaded with these options"))
+                    return present
+                progress(Progress("unload", note=f"reloading with {_difference(dict(present.options), _values(chosen))}"))
+                self._unload(name)
+            return self._load(entry, backend, chosen, progress, cancel or Cancel())
+
+    def _load(self, entry: CatalogEntry, backend, options, progress: ProgressFn, cancel: Cancel) -> ModelInfo:
+        with self._announced(entry.name, progress) as report:
+            model = self.directory(entry.name)
+            if backend.local:
+                expected = sizing.estimate(model, options)
+                _refuse_if_too_big(entry.name, expected)
+                proxy = self.host.load(entry.name, entry.path, backend.name, options, report, cancel, entry.revision)
+                info = replace(proxy.info, estimate=proxy.info.estimate or expected)
+                self.host.annotate(entry.name, info)
+            else:
+                self._remote[entry.name] = backend.load(model, options, report, cancel)
+                info = self._remote[entry.name].info
+            with self._lock:
+                self._used = [used for used in self._used if used != entry.name] + [entry.name]
+            return info
+
+    def unload(self, name: str) -> None:
+        """Give its memory back. Its running answers end as cancelled. ModelNotLoaded where it is not loaded."""
+        with self._gate(name):
+            if name not in self.loaded():
+                raise self._not_loaded(name)
+            self._unload(name)
+        self.changed.emit()
+
+    def _unload(self, name: str) -> None:
+        with self._lock:
+            self._used = [used for used in self._used if used != name]
+            remote = self._remote.pop(name, None)
+        if remote is not None:
+            remote.close()
+        else:
+            self.host.unload(name)
+
+    def restart(self) -> None:
+        """End a stuck engine process at once; its models come back when they are next asked for."""
+        self.host.kill()
+
+    # ------------------------------------------------------------------------------------------ asking
+    def loaded(self) -> dict[str, ModelInfo]:
+        """By name. Models of an engine that died count: they come back when they are next asked for."""
+        with self._lock:
+            remote = {name: model.info for name, model in self._remote.items()}
+        return dict(sorted({**self.host.models(), **remote}.items()))
+
+    def model(self, name: str | None = None) -> Model:
+        """The loaded model of that name; None: the one loaded last. ModelNotLoaded, ModelNotFound."""
+        if name is None:
+            with self._lock:
+                name = self._used[-1] if self._used else None
+        if name is None:
+            raise ModelNotLoaded("No model is loaded.", field="model")
+        with self._lock:
+            remote = self._remote.get(name)
+        model = remote or self.host.model(name)
+        if model is None:
+            raise self._not_loaded(name)
+        return model
+
+    def submit(self, request: Request, model: str | None = None, cancel: Cancel | None = None) -> Iterator[Event]:
+        """The answer, event by event. What is wrong with the request is raised here, before the first event; afterwards
+        errors come in the last event. Closing the iterator cancels. Every request leaves one line in the request log."""
+        self._raise_if_stopping()
+        chosen = self.model(model)
+        limit = request.time_limit or self.settings.time_limit or None
+        request = replace(request, id=request.id or uuid.uuid4().hex[:16], time_limit=limit)
+        try:
+            events = chosen.generate(request, cancel or Cancel())
+        except GainzError as error:
+            self.records.refused(request, chosen.info, error)
+            raise
+        return self.records.follow(request, chosen.info, events)
+
+    def tokenize(self, prompt: str | tuple[Message, ...], model: str | None = None, *, special: bool = True) -> tuple[int, ...]:
+        return self.model(model).tokenize(prompt, special=special)
+
+    def detokenize(self, ids: Sequence[int], model: str | None = None) -> str:
+        return self.model(model).detokenize(ids)
+
+    # ------------------------------------------------------------------------------------------ how things stand
+    @contextmanager
+    def not_ready(self, reason: str) -> Iterator[None]:
+        """While this block runs, `snapshot` says "starting" with the reason: the starter is fetched, first models load."""
+        with self._lock:
+            self._holds.append(reason)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._holds.remove(reason)
+            self.changed.emit()
+
+    def snapshot(self) -> Snapshot:
+        engine = self.host.beat()
+        models = self.loaded()
+        with self._lock:
+            now = time.monotonic()
+            loading = tuple(Loading(name, seen, now - since) for name, (seen, since) in self._loading.items())
+            holds = tuple(self._holds)
+        status, reason = self._status(engine, models, loading, holds)
+        memory = Memory(*sizing.machine_memory(), engine=engine.rss, front=sizing.resident())
+        return Snapshot(status, reason, status in {"ready", "idle"}, tuple(models.values()), loading, engine.state, engine.running,
+                        engine.waiting, self.settings.queue, memory, engine.step_age, now - self._born, engine.counters)
+
+    def _status(self, engine, models, loading, holds) -> tuple[str, str]:
+        if self._stopping:
+            return "stopping", "the server is shutting down"
+        if holds:
+            return "starting", holds[-1]
+        if engine.state == "dead":
+            return "dead", engine.reason
+        if engine.step_age is not None and engine.step_age > STUCK_SECONDS:
+            return "stuck", f"the engine has work and made no step for {engine.step_age:.0f} s"
+        if models:
+            return "ready", ""
+        if loading:
+            return "loading", f"loading {loading[0].name}: {loading[0].progress.stage}"
+        return "idle", ""
+
+    def close(self) -> None:
+        """Refuse new work, let running answers end for `settings.drain` seconds, then stop the engine. Twice is harmless."""
+        self._stopping = True
+        self.host.close(self.settings.drain)
+        with self._lock:
+            remote, self._remote = list(self._remote.values()), {}
+        for model in remote:
+            model.close()
+        self.records.close()
+
+    # ------------------------------------------------------------------------------------------ small things
+    @contextmanager
+    def _gate(self, name: str) -> Iterator[None]:
+        with self._lock:
+            gate = self._gates.setdefault(name, threading.Lock())
+        with gate:
+            yield
+
+    @contextmanager
+    def _announced(self, name: str, progress: ProgressFn) -> Iterator[ProgressFn]:
+        """Keep what a load reports where `snapshot` sees it; tell everybody at both ends."""
+        began = time.monotonic()
+
+        def report(seen: Progress) -> None:
+            self._loading[name] = (seen, began)
+            progress(seen)
+
+        report(Progress("check"))
+        self.changed.emit()
+        try:
+            yield report
+        finally:
+            with self._lock:
+                del self._loading[name]
+            self.changed.emit()
+
+    def _refusal(self, entry: CatalogEntry) -> GainzError:
+        """The error behind an entry's reason, as the registry raises it."""
+        if entry.code in {"unfinished", ""}:
+            return UnknownFormat(f"{entry.name} cannot be loaded: {entry.reason}.", model=entry.name, remedy="")
+        try:
+            self.registry.pick(self.directory(entry.name))
+        except GainzError as error:
+            return error
+        return UnknownFormat(f"{entry.name} cannot be loaded: {entry.reason}.", model=entry.name, remedy="Try again.")
+
+    def _not_loaded(self, name: str) -> GainzError:
+        shelf.locate(self.settings.models, name)           # a name that is no model at all is ModelNotFound
+        return ModelNotLoaded(f"{name!r} is not loaded.", field="model", loaded=", ".join(self.loaded()) or "none")
+
+    def _raise_if_stopping(self) -> None:
+        if self._stopping:
+            from backends.base import EngineStopping
+            raise EngineStopping("The server is shutting down.")
+
+
+def _values(options: Any) -> dict[str, Any]:
+    return {item.name: getattr(options, item.name) for item in fields(options)}
+
+
+def _difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} {old.get(key)} → {value}" for key, value in new.items() if old.get(key) != value)
+
+
+def _refuse_if_too_big(name: str, expected: MemoryEstimate) -> None:
+    if not expected.fits:
+        fits = f"At most {expected.largest_context} tokens of context would fit." if expected.largest_context else \
+            "Not even its weights fit: unload a model, or choose a smaller quantization."
+        raise OutOfMemory(f"{name} does not fit the free memory.", remedy=fits, needed=expected.total, free=expected.free,
+                          weights=expected.weights, kv=expected.kv, context=expected.context,
+                          largest_context=expected.largest_context)
