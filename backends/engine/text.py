@@ -74,10 +74,11 @@ class TextCodec:
 
     def _ids(self, text: str, special: bool) -> list[int]:
         try:
-            return self._tokenizer.encode(text, add_special_tokens=special).ids
+            text.encode()
         except UnicodeEncodeError as error:      # a lone surrogate, as JSON can carry it
             raise InvalidRequest("The text holds half of a surrogate pair, which is no character.", field="prompt",
                                  position=error.start) from error
+        return self._tokenizer.encode(text, add_special_tokens=special).ids
 
     # --------------------------------------------------------------------------------------- to text
     def decode(self, ids: Iterable[int]) -> str:
@@ -99,7 +100,10 @@ class TextCodec:
     # --------------------------------------------------------------------------------------- from disk
     @staticmethod
     def from_folder(path: str | Path) -> TextCodec:
-        """Raises BrokenFile for damaged files, LoadError where there is no tokenizer."""
+        """Raises BrokenFile for damaged files, LoadError where there is no tokenizer.
+
+        Whether a text begins with BOS is for tokenizer.json to say; ``add_bos_token`` beside it is ignored, as in transformers.
+        """
         folder = Path(path)
         config = read_json(folder / "tokenizer_config.json")
         tokenizer = _read_tokenizer(folder)
@@ -110,7 +114,7 @@ class TextCodec:
         if bos is None and "bos_token" not in config:
             bos = read_json(folder / "config.json").get("bos_token_id")
         return TextCodec(tokenizer, template=_read_template(folder, config), bos_id=bos if isinstance(bos, int) else None,
-                         eos_ids=eos, add_bos=_flag(config.get("add_bos_token")), variables=names)
+                         eos_ids=eos, variables=names)
 
 
 def fingerprint(vocabulary: Mapping[str, int], size: int) -> str:
@@ -124,10 +128,6 @@ def fingerprint(vocabulary: Mapping[str, int], size: int) -> str:
 def _fields(message: Message) -> dict[str, Any]:
     named = {} if message.name is None else {"name": message.name}
     return {"role": message.role, "content": message.content, **named, **dict(message.extra)}
-
-
-def _flag(value: Any) -> bool | None:
-    return value if isinstance(value, bool) else None
 
 
 def _read_tokenizer(folder: Path) -> Tokenizer:
