@@ -1,0 +1,295 @@
+"""The engine process from the front: started when a model is loaded, supervised, started again, ended with its last model.
+
+Knows which models the engine ought to have, so that a new process gets them back when they are next asked for. Refuses to
+know what is in them. The same `Model` protocol stands on both sides of the pipe. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from queue import Empty
+from typing import Any
+
+import psutil
+
+from backends.answer import Answer, Reviving
+from backends.base import (
+    Cancel, EngineStopping, Event, GainzError, InvalidRequest, Message, Model, ModelInfo, ModelNotLoaded, Progress,
+    ProgressFn, Request)
+from backends.engine.worker import Beat, WorkerSettings
+from backends.link import Call, Link
+
+START_SECONDS = 180.0                   # importing torch from a cold, slow disk
+STATS_SECONDS = 0.2                     # how long `stats` waits before it falls back on the last heartbeat
+
+
+@dataclass(eq=False)
+class Loaded:
+    """A model that the engine ought to have, and the life of the engine in which it has it."""
+
+    name: str
+    path: str
+    backend: str
+    options: dict[str, Any]
+    revision: str | None
+    info: ModelInfo | None = None
+    link: Link | None = None
+    gate: threading.Lock = field(default_factory=threading.Lock)    # one load of it at a time
+
+
+@dataclass(frozen=True)
+class EngineBeat:
+    """How the engine is, from what it last told: no round trip. ``step_age``: see `Beat`; it also grows while the child
+    is silent although somebody waits for it."""
+
+    state: str
+    reason: str
+    running: int = 0
+    waiting: int = 0
+    rss: int = 0                        # bytes
+    step_age: float | None = None
+    counters: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _quiet() -> None:
+    """Nobody wants to know."""
+
+
+class EngineHost:
+    """Thread-safe. ``engine_options`` go to the engine's constructor. ``on_change`` is called, from any thread, when the
+    engine died. Every method that needs the child may raise EngineDied."""
+
+    def __init__(self, logs: Path | None = None, *, package: str = "backends", engine: str = "backends.engine.loop:Engine",
+                 **engine_options: Any) -> None:
+        self.on_change: Callable[[], None] = _quiet
+        self._settings = WorkerSettings(str(logs) if logs else None, package, engine, tuple(engine_options.items()))
+        self._lock = threading.RLock()                      # never held while waiting for the child
+        self._link: Link | None = None
+        self._death: GainzError | None = None               # why the last life ended, until the next begins
+        self._models: dict[str, Loaded] = {}
+        self._pending = 0                                   # loads on their way: the process must not end under them
+        self._answers: set[Call] = set()                    # running, on this side
+        self._closing = False
+
+    # ------------------------------------------------------------------------------------------ models
+    def load(self, name: str, path: str | Path, backend: str, options: Any, progress: ProgressFn, cancel: Cancel,
+             revision: str | None = None) -> Model:
+        """The proxy of a model in the child, which is started if it is not there. ``options``: the backend's dataclass."""
+        values = {item.name: getattr(options, item.name) for item in fields(options)}
+        loaded = Loaded(name, str(path), backend, values, revision)
+        with self._lock:
+            if name in self._models:
+                raise InvalidRequest(f"{name!r} is loaded already.", field="model")
+        with self._busy():
+            self.bring(loaded, progress, cancel)
+            with self._lock:
+                if self._models.setdefault(name, loaded) is not loaded:
+                    raise InvalidRequest(f"{name!r} is loaded already.", field="model")
+        return EngineModel(self, loaded)
+
+    def unload(self, name: str) -> None:
+        """Give the memory of ``name`` back; the last one ends the process. ModelNotLoaded."""
+        with self._lock:
+            loaded = self._models.pop(name, None)
+        if loaded is None:
+            raise ModelNotLoaded(f"{name!r} is not loaded.", field="model")
+        with self._busy(), loaded.gate:
+            if loaded.link is not None and loaded.link.alive:
+                try:
+                    loaded.link.call("unload", name).result()
+                except GainzError:
+                    if loaded.link.alive:                   # a death in between has given the memory back as well
+                        raise
+
+    def model(self, name: str) -> Model | None:
+        with self._lock:
+            loaded = self._models.get(name)
+        return None if loaded is None else EngineModel(self, loaded)
+
+    def models(self) -> dict[str, ModelInfo]:
+        """By name; after a death still those that come back when they are asked for."""
+        with self._lock:
+            return {name: loaded.info for name, loaded in self._models.items() if loaded.info is not None}
+
+    def annotate(self, name: str, info: ModelInfo) -> None:
+        """Replace what is shown about a model, e.g. to add the estimate made before the load."""
+        with self._lock:
+            if (loaded := self._models.get(name)) is not None:
+                loaded.info = info
+
+    def has(self, loaded: Loaded) -> bool:
+        """Is it in memory now, so that a request need not wait for a load?"""
+        return loaded.link is not None and loaded.link.alive
+
+    def bring(self, loaded: Loaded, progress: ProgressFn, cancel: Cancel) -> Link:
+        """The life of the engine that holds the model: loaded now if the last life took it with it."""
+        with loaded.gate:
+            if self.has(loaded):
+                return loaded.link
+            link = self._start(progress, cancel)
+            call = link.call("load", loaded.name, loaded.path, loaded.backend, loaded.options, loaded.revision)
+            cancel.on_set(call.cancel)
+            loaded.info = call.result(progress)
+            loaded.link = link
+            return link
+
+    # ------------------------------------------------------------------------------------------ answers
+    def raise_unless_open(self, loaded: Loaded) -> None:
+        if self._closing:
+            raise EngineStopping("The server is shutting down.")
+        with self._lock:
+            if self._models.get(loaded.name) is not loaded:
+                raise ModelNotLoaded(f"{loaded.name!r} is not loaded any more.", field="model")
+
+    def answer(self, loaded: Loaded, request: Request, cancel: Cancel) -> Answer:
+        """Begin an answer of a model that is in memory; raises what is wrong with the request."""
+        link = loaded.link
+        call = link.call("generate", loaded.name, request)
+        self._answers.add(call)
+        answer = Answer(call, request, cancel, self._answers.discard)
+        answer.accept()
+        return answer
+
+    # ------------------------------------------------------------------------------------------ how it is
+    @property
+    def state(self) -> str:
+        """idle: no process; starting; ready; dead: the last one died, and the next request starts another."""
+        link, death = self._link, self._death
+        if death is not None:
+            return "dead"
+        return "idle" if link is None else "ready" if link.ready else "starting"
+
+    @property
+    def reason(self) -> str:
+        return str(self._death) if self._death is not None else ""
+
+    def beat(self) -> EngineBeat:
+        link = self._link
+        if link is None or link.last_beat is None:
+            return EngineBeat(self.state, self.reason, rss=self._rss(link))
+        silent = time.monotonic() - link.heard
+        last: Beat = link.last_beat
+        age = None if last.step_age is None and not (self._answers and silent > 1.0) else (last.step_age or 0.0) + silent
+        waiting = int(last.counters.get("waiting", 0))
+        return EngineBeat(self.state, self.reason, max(0, last.open - waiting), waiting, self._rss(link), age, last.counters)
+
+    def stats(self) -> dict[str, Any]:
+        """The engine's counters, asked for now; an engine that does not answer at once gives its last heartbeat's."""
+        link = self._link
+        if link is not None and link.ready:
+            call = link.call("stats")
+            try:
+                kind, value = call.inbox.get(timeout=STATS_SECONDS)
+                if kind == "done":
+                    link.last_beat = value
+            except Empty:
+                pass                                        # the heartbeat's age tells the same
+            finally:
+                call.drop()
+        beat = self.beat()
+        return {**beat.counters, "state": beat.state, "reason": beat.reason, "running": beat.running, "waiting": beat.waiting,
+                "memory": beat.rss, "step_age": beat.step_age}
+
+    @staticmethod
+    def _rss(link: Link | None) -> int:
+        if link is None or not link.alive:
+            return 0
+        try:
+            return psutil.Process(link.pid).memory_info().rss
+        except psutil.Error:                                # it ended between the two lines
+            return 0
+
+    # ------------------------------------------------------------------------------------------ birth and death
+    def _start(self, progress: ProgressFn, cancel: Cancel) -> Link:
+        with self._lock:
+            if self._closing:
+                raise EngineStopping("The server is shutting down.")
+            if self._link is None or not self._link.alive:
+                self._link, self._death = Link(self._settings, self._died), None
+            link = self._link
+        if not link.ready:
+            progress(Progress("start", note="starting the engine process"))
+            link.wait_ready(START_SECONDS, cancel)
+        return link
+
+    def _died(self, link: Link, death: GainzError) -> None:
+        with self._lock:
+            if self._link is link:
+                self._link, self._death = None, death
+        self.on_change()
+
+    @contextmanager
+    def _busy(self) -> Iterator[None]:
+        """Around everything after which the process may be of no more use: without models or loads it ends."""
+        with self._lock:
+            self._pending += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._pending -= 1
+                link = None
+                if not self._pending and not self._models:
+                    link, self._link, self._death = self._link, None, None
+            if link is not None:
+                link.stop()
+
+    def kill(self) -> None:
+        """End a stuck process at once. Its answers end with EngineDied; its models come back when they are asked for."""
+        if (link := self._link) is not None:
+            link.kill()
+
+    def close(self, drain_seconds: float = 0) -> None:
+        """Refuse new work, let answers end for so long, cancel the rest, end the process."""
+        self._closing = True
+        deadline = time.monotonic() + drain_seconds
+        while self._answers and time.monotonic() < deadline:
+            time.sleep(0.02)
+        for call in list(self._answers):
+            call.cancel()
+        deadline = time.monotonic() + 1.0
+        while self._answers and time.monotonic() < deadline:
+            time.sleep(0.02)
+        with self._lock:
+            link, self._link = self._link, None
+            self._models.clear()
+        if link is not None:
+            link.stop(2.0)
+
+
+class EngineModel(Model):
+    """A model in the engine process. Its `info` is what it was when last loaded."""
+
+    def __init__(self, host: EngineHost, loaded: Loaded) -> None:
+        self._host, self._loaded = host, loaded
+
+    @property
+    def info(self) -> ModelInfo:
+        return self._loaded.info
+
+    def generate(self, request: Request, cancel: Cancel) -> Iterator[Event]:
+        """Raises at once what is wrong with the request. After a death of the engine the answer begins with the progress of
+        the reload, and then errors come in the last event."""
+        self._host.raise_unless_open(self._loaded)
+        if self._host.has(self._loaded):
+            return self._host.answer(self._loaded, request, cancel)
+        return Reviving(self._host, self._loaded, request, cancel)
+
+    def tokenize(self, prompt: str | tuple[Message, ...], *, special: bool = True) -> tuple[int, ...]:
+        return tuple(self._ask("tokenize", prompt, special))
+
+    def detokenize(self, ids: Sequence[int]) -> str:
+        return self._ask("detokenize", tuple(ids))
+
+    def close(self) -> None:
+        self._host.unload(self._loaded.name)
+
+    def _ask(self, verb: str, *arguments: Any) -> Any:
+        self._host.raise_unless_open(self._loaded)
+        link = self._host.bring(self._loaded, lambda _: None, Cancel())
+        return link.call(verb, self._loaded.name, *arguments).result()

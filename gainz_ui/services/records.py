@@ -1,0 +1,172 @@
+"""The only writer of outputs/ and of the request log in logs/.
+
+A line of logs/requests.jsonl tells which model answered how fast and how it ended. It holds no prompt and no answer unless
+the settings ask for that. Refuses every name that would leave its folder.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from backends.base import DiskFull, Event, GainzError, Message, ModelInfo, NameRefused, Request
+
+KEPT = 5                                # rotated files beside the current one
+_NAME = re.compile(r"[^\W_][\w.\- ]{0,119}\Z")      # letters of any script; no separator, no leading dot
+_RESERVED = {"con", "prn", "aux", "nul", *(f"{port}{n}" for port in ("com", "lpt") for n in range(1, 10))}   # Windows
+
+
+def safe_name(name: str) -> str:
+    """``name`` itself; NameRefused where it could leave its folder or cannot be a file on every system."""
+    if not isinstance(name, str) or not _NAME.match(name) or ".." in name or name.endswith((".", " ")) \
+            or name.partition(".")[0].lower() in _RESERVED:
+        raise NameRefused(f"{name!r} is no plain name.", field="name")
+    return name
+
+
+class Records:
+    """Thread-safe. ``rotate``: bytes after which the request log starts a new file; `KEPT` old ones stay."""
+
+    def __init__(self, logs: Path, outputs: Path, content: bool = False, rotate: int = 10_000_000) -> None:
+        self.outputs, self.log = Path(outputs), Path(logs) / "requests.jsonl"
+        self._content, self._rotate = content, rotate
+        self._lock = threading.Lock()
+        self._file = None
+
+    # ------------------------------------------------------------------------------------------ requests
+    def follow(self, request: Request, info: ModelInfo, events: Iterator[Event]) -> Followed:
+        """The same events; after the last one, or when it is closed before, a line in the log."""
+        return Followed(self, request, info, events)
+
+    def refused(self, request: Request, info: ModelInfo, error: GainzError) -> None:
+        """A request that never began."""
+        self.line({**_head(request, info), "finish": ["error"], "error": error.code})
+
+    def line(self, facts: dict[str, Any]) -> None:
+        """One line. A disk that is full costs the line and not the answer; the next line tries again."""
+        text = json.dumps(facts, ensure_ascii=False, separators=(",", ":")) + "\n"
+        with self._lock:
+            file = self._open()
+            file.write(text)
+            file.flush()
+            if file.tell() >= self._rotate:
+                self._turn()
+
+    def _open(self):
+        if self._file is None:
+            self.log.parent.mkdir(parents=True, exist_ok=True)
+            self._file = open(self.log, "a", encoding="utf-8")  # noqa: SIM115  stays open between lines
+        return self._file
+
+    def _turn(self) -> None:
+        self._file.close()
+        self._file = None
+        old = [self.log.with_name(f"requests.{n}.jsonl") for n in range(1, KEPT + 1)]
+        for newer, older in zip([self.log, *old[:-1]][::-1], old[::-1], strict=True):
+            if newer.exists():
+                newer.replace(older)
+
+    # ------------------------------------------------------------------------------------------ results
+    def write_output(self, kind: str, name: str, data: str | bytes | dict | list) -> Path:
+        """outputs/<kind>/<name>, whole or not at all; text as UTF-8, values as JSON. NameRefused, DiskFull."""
+        folder = self.outputs / safe_name(kind)
+        path = folder / safe_name(name)
+        if isinstance(data, (dict, list)):
+            data = json.dumps(data, ensure_ascii=False, indent=1)
+        raw = data.encode() if isinstance(data, str) else data
+        partial = path.with_name(f".{path.name}.{threading.get_ident()}.part")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            partial.write_bytes(raw)
+            partial.replace(path)
+        except OSError as error:
+            partial.unlink(missing_ok=True)
+            raise DiskFull(f"{kind}/{name} cannot be written.", bytes=len(raw), reason=error) from error
+        return path
+
+    def output(self, kind: str, name: str) -> Path:
+        """The path of a result that is there; NameRefused."""
+        path = self.outputs / safe_name(kind) / safe_name(name)
+        if not path.is_file():
+            raise NameRefused(f"There is no {kind}/{name}.", field="name")
+        return path
+
+    def outputs_of(self, kind: str) -> list[Path]:
+        """Newest first."""
+        folder = self.outputs / safe_name(kind)
+        found = [path for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")] if folder.is_dir() else []
+        return sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)
+
+    def close(self) -> None:
+        with self._lock:
+            if self._file is not None:
+                self._file.close()
+                self._file = None
+
+
+class Followed(Iterator[Event]):
+    """An answer on its way to whoever asked, and what the log will say about it."""
+
+    def __init__(self, records: Records, request: Request, info: ModelInfo, events: Iterator[Event]) -> None:
+        self._done = False
+        self._records, self._events, self._request, self._info = records, events, request, info
+        self._finish: dict[int, str] = {}
+        self._texts: dict[int, list[str]] = {}
+
+    def __next__(self) -> Event:
+        event = next(self._events)
+        if event.finish is not None:
+            self._finish[event.index] = event.finish
+        if event.text and self._records._content:
+            self._texts.setdefault(event.index, []).append(event.text)
+        if event.last:
+            self._write(event)
+        return event
+
+    def close(self) -> None:
+        """Cancels what is still running."""
+        close = getattr(self._events, "close", None)       # a plain iterator has nothing to close
+        if close is not None:
+            close()
+        if not self._done:
+            self._write(None)
+
+    def _write(self, last: Event | None) -> None:
+        self._done = True
+        facts = {**_head(self._request, self._info), "finish": list(self._finish.values()) or ["cancelled"]}
+        if last is not None:
+            usage, timing = last.usage, last.timing
+            facts |= {"prompt_tokens": usage and usage.prompt_tokens, "completion_tokens": usage and usage.completion_tokens,
+                      "cached_tokens": usage and usage.cached_tokens, "drafted": usage and usage.drafted,
+                      "accepted": usage and usage.accepted, "queue_s": _round(timing.queue_seconds),
+                      "ttft_s": _round(timing.ttft_seconds), "total_s": _round(timing.total_seconds),
+                      "prefill_tps": _round(timing.prefill_tokens_per_second), "decode_tps": _round(timing.decode_tokens_per_second),
+                      "error": last.error and last.error.code}
+        if self._records._content:
+            facts |= {"prompt": _prompt(self._request), "answers": ["".join(parts) for parts in self._texts.values()]}
+        self._records.line(facts)
+
+    def __del__(self) -> None:
+        if not self._done:
+            self.close()
+
+
+def _head(request: Request, info: ModelInfo) -> dict[str, Any]:
+    return {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "id": request.id, "model": info.name, "revision": info.revision,
+            "backend": info.backend, "draft": request.draft and request.draft.name}
+
+
+def _prompt(request: Request) -> Any:
+    if isinstance(request.prompt, tuple) and request.prompt and isinstance(request.prompt[0], Message):
+        return [asdict(message) for message in request.prompt]
+    return request.prompt
+
+
+def _round(value: float | None) -> float | None:
+    return None if value is None else round(value, 6)
