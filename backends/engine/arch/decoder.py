@@ -1,0 +1,165 @@
+"""A Llama-shaped decoder: a `Plan`, weights packed for one target, and a forward pass that is nothing but ops.
+
+q, k, v are one matrix, gate and up are one, wherever their quantization allows; else they stay apart and their products
+are put side by side, which gives the same numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from backends.base import BrokenFile, Cancel, ConfigConflict, LayerKV, Progress, ProgressFn
+from backends.engine.arch.rope import tables
+from backends.engine.arch.spec import Plan
+from backends.engine.weights import WeightSource
+from backends.kernels import Act, AttentionSpec, Batch, KVLayer, Linear, Ops, QWeight
+
+Weight = tuple[QWeight | Tensor, Tensor | None]
+
+
+@dataclass
+class _Block:
+    """One layer. ``qkv`` and ``gate_up`` are one matrix each, or several whose products stand side by side."""
+
+    spec: AttentionSpec
+    norm_attention: Tensor
+    norm_mlp: Tensor
+    qkv: tuple[Linear, ...]
+    out: Linear
+    gate_up: tuple[Linear, ...]
+    down: Linear
+    post_attention: Tensor | None = None
+    post_mlp: Tensor | None = None
+
+
+class FusedDecoder:
+    """See `backends.engine.arch.Arch`."""
+
+    def __init__(self, plan: Plan, source: WeightSource, ops: Ops, progress: ProgressFn, cancel: Cancel) -> None:
+        self.plan, self.ops, self.hidden = plan, ops, plan.hidden
+        self.layers = tuple(LayerKV(plan.kv_heads, plan.head_dim, plan.head_dim, window) for window in plan.windows)
+        made = [rope.frequencies() for rope in plan.ropes]
+        self._frequencies = torch.stack([frequency for frequency, _ in made]).to(ops.device)
+        self._factors = torch.tensor([factor for _, factor in made], device=ops.device)
+        read = _Reader(plan, source, ops)
+        self._table = ops.pack(read.matrix("model.embed_tokens", plan.vocab, plan.hidden, bias=False)[0])
+        self._blocks = []
+        for layer in range(plan.layers):
+            cancel.raise_if_set("The load")
+            progress(Progress("read", layer, plan.layers, f"layer {layer + 1} of {plan.layers}"))
+            self._blocks.append(read.block(layer))
+        self._norm = read.norm("model.norm")
+        self._head = self._table if plan.tied else ops.pack(*read.matrix("lm_head", plan.vocab, plan.hidden))
+        progress(Progress("read", plan.layers, plan.layers))
+
+    def rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        return tables(positions, self._frequencies, self._factors)
+
+    def forward(self, batch: Batch, kv: Sequence[KVLayer]) -> Tensor:
+        x = self.ops.embed(self._table, batch.ids, self.plan.embed_scale)
+        for block, pages in zip(self._blocks, kv):
+            self._attention(block, pages, batch, x)
+            self._mlp(block, x)
+        return x
+
+    def logits(self, rows: Tensor) -> Tensor:
+        return self.ops.logits(self.ops.norm(rows, self._norm, self.plan.eps), self._head, self.plan.logit_softcap)
+
+    def weights_bytes(self) -> int:
+        linears = [w for b in self._blocks for w in (*b.qkv, b.out, *b.gate_up, b.down)] + [self._table]
+        return sum(w.nbytes for w in linears) + (0 if self.plan.tied else self._head.nbytes)
+
+    def _attention(self, block: _Block, pages: KVLayer, batch: Batch, x: Tensor) -> None:
+        qkv = self._product(self.ops.norm(x, block.norm_attention, self.plan.eps), block.qkv)
+        self._add(self.ops.attend(qkv, block.spec, pages, batch), block.out, block.post_attention, x)
+
+    def _mlp(self, block: _Block, x: Tensor) -> None:
+        gate_up = self._product(self.ops.norm(x, block.norm_mlp, self.plan.eps), block.gate_up)
+        self._add(self.ops.glu(gate_up, self.plan.act), block.down, block.post_mlp, x)
+
+    def _product(self, a: Act, parts: tuple[Linear, ...]) -> Tensor:
+        if len(parts) == 1:
+            return self.ops.matmul(a, parts[0])
+        width, out = 0, torch.empty(0)
+        for part in parts:                                   # copied at once: the next product may reuse the workspace
+            product = self.ops.matmul(a, part)
+            if not width:
+                out = product.new_empty(product.shape[0], sum(p.rows for p in parts))
+            out[:, width:width + part.rows] = product
+            width += part.rows
+        return out
+
+    def _add(self, a: Act, w: Linear, norm: Tensor | None, x: Tensor) -> None:
+        if norm is None:
+            self.ops.matmul_add(a, w, x)
+        else:
+            self.ops.norm_add(self.ops.matmul(a, w), norm, self.plan.eps, x)
+
+
+class _Reader:
+    """Weights of a source, checked against the plan and packed."""
+
+    def __init__(self, plan: Plan, source: WeightSource, ops: Ops) -> None:
+        self.plan, self.source, self.ops = plan, source, ops
+
+    def block(self, layer: int) -> _Block:
+        plan, at = self.plan, f"model.layers.{layer}"
+        q, k, v, o = (f"{at}.self_attn.{name}_proj" for name in "qkvo")
+        width, keys = plan.heads * plan.head_dim, plan.kv_heads * plan.head_dim
+        qkv = [self.matrix(q, width, plan.hidden), self.matrix(k, keys, plan.hidden), self.matrix(v, keys, plan.hidden)]
+        gate_up = [self.matrix(f"{at}.mlp.{name}_proj", plan.inner, plan.hidden) for name in ("gate", "up")]
+        before_mlp = "pre_feedforward_layernorm" if plan.post_norms else "post_attention_layernorm"
+        return _Block(
+            self._attention(layer), self.norm(f"{at}.input_layernorm"), self.norm(f"{at}.{before_mlp}"),
+            self._fuse(qkv), self.ops.pack(*self.matrix(o, plan.hidden, width)),
+            self._fuse(gate_up), self.ops.pack(*self.matrix(f"{at}.mlp.down_proj", plan.hidden, plan.inner)),
+            self.norm(f"{at}.post_attention_layernorm") if plan.post_norms else None,
+            self.norm(f"{at}.post_feedforward_layernorm") if plan.post_norms else None)
+
+    def norm(self, module: str, width: int | None = None) -> Tensor:
+        name = f"{module}.weight"
+        weight = self.source.tensor(name).to(self.ops.device, torch.float32)
+        self._check(name, tuple(weight.shape), (self.plan.hidden if width is None else width,))
+        return weight + self.plan.norm_offset
+
+    def matrix(self, module: str, rows: int, columns: int, *, bias: bool = True) -> Weight:
+        weight, offset = self.source.linear(module)
+        self._check(f"{module}.weight", tuple(weight.shape), (rows, columns))
+        if offset is None and module.rsplit(".", 1)[-1] in self.plan.biases:
+            raise BrokenFile(f"The model's files lack {module}.bias, which its config asks for.", tensor=f"{module}.bias")
+        if offset is not None:
+            self._check(f"{module}.bias", tuple(offset.shape), (rows,))
+        return weight, offset if bias else None
+
+    def _attention(self, layer: int) -> AttentionSpec:
+        plan, at = self.plan, f"model.layers.{layer}.self_attn"
+        norms = [self.norm(f"{at}.{name}_norm", plan.head_dim) if plan.qk_norm else None for name in "qk"]
+        return AttentionSpec(layer, plan.heads, plan.kv_heads, plan.head_dim, plan.scale, plan.windows[layer],
+                             plan.attention_softcap, plan.rope_of[layer], norms[0], norms[1], plan.eps)
+
+    def _fuse(self, parts: Sequence[Weight]) -> tuple[Linear, ...]:
+        weights = [weight for weight, _ in parts]
+        if all(isinstance(weight, Tensor) for weight in weights):
+            whole = torch.cat(weights)
+        elif all(isinstance(weight, QWeight) for weight in weights):
+            whole = QWeight.cat(weights)
+        else:
+            whole = None
+        if whole is None:
+            return tuple(self.ops.pack(*part) for part in parts)
+        return (self.ops.pack(whole, _cat_biases(parts)),)
+
+    def _check(self, name: str, found: tuple[int, ...], wanted: tuple[int, ...]) -> None:
+        if found != wanted:
+            raise ConfigConflict(f"{name} does not have the shape that the model's config gives it.", tensor=name,
+                                 in_file=list(found), by_config=list(wanted))
+
+
+def _cat_biases(parts: Sequence[Weight]) -> Tensor | None:
+    if all(bias is None for _, bias in parts):
+        return None
+    return torch.cat([torch.zeros(weight.shape[0]) if bias is None else bias.float() for weight, bias in parts])

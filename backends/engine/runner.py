@@ -1,0 +1,155 @@
+"""Steps → batch → forward: the `Decoder` over an architecture, KV pages and a prefix index.
+
+It knows slots, pages and rows; nothing of requests, sampling or text. One caller at a time (the engine's loop).
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from backends.base import ContextTooLong, Step, Vocab
+from backends.engine.arch import Arch
+from backends.engine.blocks import PagePool
+from backends.engine.kv import PAGE, PagedKV
+from backends.kernels import Batch
+
+
+@dataclass(eq=False)
+class PagedSlot:
+    """A sequence's tokens and the pages that hold them; ``published`` leading pages are in the prefix index."""
+
+    tokens: list[int] = field(default_factory=list)
+    pages: array = field(default_factory=lambda: array("i"))
+    published: int = 0
+
+    @property
+    def length(self) -> int:
+        return len(self.tokens)
+
+
+class PagedDecoder:
+    """See `backends.base.Decoder`. ``prefixes`` False: nothing is published, nothing is reused."""
+
+    def __init__(self, arch: Arch, kv: PagedKV, vocab: Vocab, context: int, *, device: torch.device | str = "cpu",
+                 prefixes: bool = True) -> None:
+        self.arch, self.kv, self.vocab, self.context = arch, kv, vocab, context
+        self.device, self.prefixes = torch.device(device), prefixes
+        self.pool = PagePool(kv.pages, PAGE)
+        self.steps = self.rows = self.asked = self.reused = 0
+
+    # ------------------------------------------------------------------------------------------ slots
+    def open(self, tokens: Sequence[int], *, reuse: bool = True) -> PagedSlot:
+        pages = self.pool.match(tokens) if reuse and self.prefixes else []
+        self.asked += len(tokens)
+        self.reused += len(pages) * PAGE
+        return PagedSlot(list(tokens[:len(pages) * PAGE]), array("i", pages), len(pages))
+
+    def reserve(self, slot: PagedSlot, n: int) -> bool:
+        """Raises ContextTooLong where the slot would outgrow the context; False where pages are lacking."""
+        if slot.length + n > self.context:
+            raise ContextTooLong(f"{slot.length + n} tokens do not fit the context of {self.context}.",
+                                 tokens=slot.length + n, context=self.context)
+        missing = -(-(slot.length + n) // PAGE) - len(slot.pages)
+        fork = n > 0 and self._shared_tail(slot)
+        pages = self.pool.take(max(0, missing) + fork)
+        if pages is None:
+            return False
+        if fork:
+            self._fork(slot, pages.pop())
+        slot.pages.extend(pages)
+        return True
+
+    def truncate(self, slot: PagedSlot, length: int) -> None:
+        keep = -(-length // PAGE)
+        if length < slot.length:
+            del slot.tokens[length:]
+        if keep < len(slot.pages):
+            self.pool.drop(slot.pages[keep:])
+            del slot.pages[keep:]
+        slot.published = min(slot.published, keep)            # a page cut in its middle stays published until written to
+
+    def release(self, slot: PagedSlot) -> None:
+        self.pool.drop(slot.pages)
+        slot.tokens, slot.pages, slot.published = [], array("i"), 0
+
+    def close(self) -> None:
+        self.pool.clear()
+
+    def stats(self) -> Mapping[str, int]:
+        pool = self.pool
+        return {"pages_total": pool.total, "pages_free": pool.free, "pages_cached": pool.cached, "pages_used": pool.used,
+                "page_size": PAGE, "steps": self.steps, "rows": self.rows, "evictions": pool.evictions,
+                "prefix_tokens_asked": self.asked, "prefix_tokens_reused": self.reused}
+
+    def _shared_tail(self, slot: PagedSlot) -> bool:
+        """Is the page that the next token goes into partly filled, and held by another sequence too?"""
+        page = slot.length // PAGE
+        return bool(slot.length % PAGE) and page < len(slot.pages) and self.pool.references[slot.pages[page]] > 1
+
+    def _fork(self, slot: PagedSlot, fresh: int) -> None:
+        """Go on in a copy: others still read the shared page."""
+        place = slot.length // PAGE
+        shared = slot.pages[place]
+        self.kv.copy_page(shared, fresh)
+        slot.pages[place] = fresh
+        slot.published = min(slot.published, place)
+        self.pool.drop((shared,))
+
+    # ------------------------------------------------------------------------------------------ the forward verb
+    @torch.inference_mode()
+    def extend(self, steps: Sequence[Step]) -> list[Tensor]:
+        for step in steps:
+            self._make_writable(step.slot, len(step.tokens))
+        hidden = self.arch.forward(batch := self._batch(steps), self.kv.layers)
+        logits = self.arch.logits(hidden[batch.wanted])[:, :self.vocab.size] if len(batch.wanted) else hidden[:0]
+        for step in steps:
+            step.slot.tokens.extend(step.tokens)
+            self._publish(step.slot)
+        self.steps += 1
+        self.rows += len(batch.ids)
+        return list(logits.split([step.want for step in steps])) if len(batch.wanted) else [
+            torch.empty(0, self.vocab.size) for _ in steps]
+
+    def _make_writable(self, slot: PagedSlot, n: int) -> None:
+        if not self.reserve(slot, n):
+            raise RuntimeError(f"extend without room: {slot.length} + {n} tokens, {len(slot.pages)} pages; reserve first")
+        for place in range(slot.length // PAGE, slot.published):
+            if self.pool.published(slot.pages[place]):
+                self.pool.forget(slot.pages[place])
+        slot.published = min(slot.published, slot.length // PAGE)
+
+    def _publish(self, slot: PagedSlot) -> None:
+        """Make the pages that are now full findable; where the same content is known already, hold that page instead."""
+        if not self.prefixes:
+            return
+        for place in range(slot.published, slot.length // PAGE):
+            before = slot.pages[place - 1] if place else None
+            content = slot.tokens[place * PAGE:(place + 1) * PAGE]
+            slot.pages[place] = self.pool.publish(before, slot.pages[place], content)
+            slot.published = place + 1
+
+    def _batch(self, steps: Sequence[Step]) -> Batch:
+        counts = [len(step.tokens) for step in steps]
+        starts = np.zeros(len(steps) + 1, np.int32)
+        np.cumsum(counts, out=starts[1:])
+        befores = np.array([step.slot.length for step in steps], np.int64)
+        lengths = (befores + counts).astype(np.int32)
+        sequence = np.repeat(np.arange(len(steps)), counts)
+        positions = np.arange(starts[-1]) - starts[:-1][sequence] + befores[sequence]
+        pages = np.zeros((len(steps), -(-int(lengths.max()) // PAGE)), np.int32)
+        for row, step in enumerate(steps):
+            used = -(-int(lengths[row]) // PAGE)
+            pages[row, :used] = step.slot.pages[:used]
+        slots = pages[sequence, positions // PAGE].astype(np.int64) * PAGE + positions % PAGE
+        wanted = np.concatenate([np.arange(end - step.want, end, dtype=np.int64) for step, end in zip(steps, starts[1:])])
+        ids = np.fromiter((token for step in steps for token in step.tokens), np.int64, starts[-1])
+        send = lambda values: torch.from_numpy(values).to(self.device)  # noqa: E731
+        positions = send(positions)
+        cos, sin = self.arch.rotation(positions)
+        return Batch(send(ids), positions, send(starts), send(lengths), send(pages), send(slots), send(wanted), cos, sin)
