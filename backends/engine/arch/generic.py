@@ -1,0 +1,277 @@
+"""Any causal LM that transformers knows, behind the same `Arch` and `Decoder` as ours.
+
+Packed where the model allows it (its attention goes through transformers' interface, it keeps no other state, and a check at
+load shows packed equal to alone), else one sequence at a time. Knows no model family: what a model's attention is gets found
+out by watching it.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from backends.base import Cancel, LayerKV, LoadError, LocalOptions, ModelDir, NotSupported, Progress, ProgressFn, Vocab
+from backends.engine import hf_load, packed
+from backends.engine.kv import PagedKV
+from backends.engine.runner import PagedDecoder
+from backends.engine.sequential import FEEDS, SequentialDecoder
+from backends.engine.verify import agree, plain_rows, prompts, served_rows
+from backends.kernels import Batch, KVLayer, Ops
+
+# What a model's own code was seen to raise on a pass it is not made for. Such a model is served in another way, or refused by name.
+FOREIGN = (RuntimeError, ValueError, TypeError, AttributeError, KeyError, IndexError, NotImplementedError, AssertionError)
+MOVING_ROPE = {"dynamic": "max_position_embeddings", "longrope": "original_max_position_embeddings"}
+
+
+def build_generic(model: ModelDir, source: Any, ops: Ops, options: LocalOptions, vocab: Vocab, progress: ProgressFn,
+                  cancel: Cancel) -> GenericArch | SequentialDecoder:
+    """A transformers causal LM as an `Arch` for the paged decoder, or else a whole `SequentialDecoder`.
+
+    ``source`` None, or a float safetensors folder: transformers reads the folder itself; else tensors come from the
+    `WeightSource`, quantized ones packed by ``ops``. Both results have ``path``, ``notes`` and ``weights_bytes()``.
+    Raises NotSupported (no class of transformers' own), LoadError and its kin.
+    """
+    plain = source is None or (model.path.is_dir() and "quantization_config" not in model.config
+                               and bool(model.ending(".safetensors")))
+    config = hf_load.causal_config(model.config if plain else source.config)
+    _quiet(config)
+    if plain:
+        module, notes = hf_load.load_folder(model.folder, config, ops, progress, cancel)
+    else:
+        module, notes = hf_load.load_source(source, config, ops, progress, cancel)
+    return serve(module, ops.dtype, vocab, options.context, options.streams, progress, cancel, notes, exact=plain)
+
+
+def serve(module: nn.Module, dtype: torch.dtype, vocab: Vocab, context: int, streams: int, progress: ProgressFn, cancel: Cancel,
+          notes: Sequence[str] = (), *, exact: bool = True) -> GenericArch | SequentialDecoder:
+    """The loaded module behind the best path that passes its check. ``context`` 0: the trained one. ``exact``: its weights are
+    float, so that two ways to the same row differ by rounding only."""
+    trained = trained_context(module.config)
+    context = context or trained or 4096
+    progress(Progress("check", note="packed against alone"))
+    reason = refusal(module, context)
+    if reason is None:
+        try:
+            return _packed(module, dtype, context, vocab, tuple(notes), exact)
+        except NotSupported as error:
+            reason = _words(error)
+        except FOREIGN as error:
+            reason = f"its code refused a packed pass: {type(error).__name__}: {str(error)[:200]}"
+        finally:
+            module.set_attn_implementation("eager")
+    cancel.raise_if_set("The load")
+    module.set_attn_implementation(_own_attention(module))
+    return _sequential(module, dtype, context, streams, vocab, (*notes, f"One sequence at a time: {reason}"), exact)
+
+
+def _words(error: NotSupported) -> str:
+    return " ".join((error.cause, *(f"({key}={value})" for key, value in error.evidence.items())))
+
+
+def _quiet(config: Any) -> None:
+    """Training-time outputs off: router logits and the like are never asked for."""
+    for part in (config, config.get_text_config(decoder=True)):
+        for name in ("output_router_logits", "output_attentions", "output_hidden_states"):
+            if getattr(part, name, False):
+                setattr(part, name, False)
+
+
+def trained_context(config: Any) -> int | None:
+    text = config.get_text_config(decoder=True)
+    return getattr(text, "max_position_embeddings", None) or getattr(text, "max_seq_len", None) or getattr(text, "n_positions", None)
+
+
+# ---------------------------------------------------------------------------------------------- the gate
+def refusal(module: nn.Module, context: int) -> str | None:
+    """Why the module cannot even be tried packed, in words for people; None: try."""
+    if module._is_stateful:
+        return "it carries a state from token to token, which sequences in one pass would share."
+    if not module._supports_attention_backend:
+        return "its attention cannot be replaced by ours."
+    if "position_ids" not in inspect.signature(module.forward).parameters:
+        return "it takes no position ids."
+    return _other_state(module) or _moving_rope(module, context)
+
+
+def _other_state(module: nn.Module) -> str | None:
+    """The cache that transformers itself would use shows whether layers keep more than keys and values (convolutions, indexes)."""
+    from transformers import DynamicCache
+    from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, DummyLayer
+    plain = (DynamicLayer, DynamicSlidingWindowLayer, DummyLayer)
+    odd = sorted({type(layer).__name__ for layer in DynamicCache(config=module.config).layers if type(layer) not in plain})
+    return f"its layers keep more than keys and values ({', '.join(odd)})." if odd else None
+
+
+def _moving_rope(module: nn.Module, context: int) -> str | None:
+    """Rotations that depend on the longest sequence of a pass would let neighbours change each other."""
+    for part in module.modules():
+        kinds = getattr(part, "rope_type", None)
+        for kind in kinds.values() if isinstance(kinds, dict) else (kinds,):
+            limit = _rope_limit(part, MOVING_ROPE.get(kind))
+            if limit is not None and context > limit:
+                return f"its {kind} rotation changes beyond {limit} tokens; load it with context {limit} or less for the packed path."
+    return None
+
+
+def _rope_limit(part: nn.Module, key: str | None) -> int | None:
+    if key is None:
+        return None
+    rope = getattr(part.config, "rope_parameters", None) or {}
+    return getattr(part.config, key, None) or rope.get(key) or 0
+
+
+def _own_attention(module: nn.Module) -> str:
+    return "sdpa" if module._supports_sdpa else "eager"
+
+
+# ---------------------------------------------------------------------------------------------- packed
+def _packed(module: nn.Module, dtype: torch.dtype, context: int, vocab: Vocab, notes: tuple[str, ...], exact: bool) -> GenericArch:
+    """Raises NotSupported, or whatever the model's code raises, where the packed path does not hold."""
+    asked = prompts(vocab, context)
+    module.set_attn_implementation("eager")
+    expected = [plain_rows(module, ids) for ids in asked]
+    packed.register()
+    arch = GenericArch(module, _watch(module, asked[0], context), notes)
+    agree(expected, served_rows(_decoder(arch, vocab, context, dtype), asked), dtype, exact, "packed and alone differ")
+    return arch
+
+
+def _decoder(arch: GenericArch, vocab: Vocab, context: int, dtype: torch.dtype) -> PagedDecoder:
+    device = next(arch.module.parameters()).device
+    return PagedDecoder(arch, PagedKV(arch.layers, 8, str(dtype).removeprefix("torch."), device), vocab, context, device=device,
+                        prefixes=False)
+
+
+class _Watched:
+    """What one probe pass shows: the attention calls, and the body: the first module that the causal LM calls."""
+
+    def __init__(self, module: nn.Module, ids: Tensor, positions: Tensor, probe: packed.Probe) -> None:
+        self.path, self.arguments, self.output = "", dict[str, Any](), None
+        self._names = {id(part): name for name, part in module.named_modules() if name}
+        hooks = [part.register_forward_pre_hook(self._before, with_kwargs=True) for part in module.modules() if part is not module]
+        hooks += [part.register_forward_hook(self._after) for part in module.modules() if part is not module]
+        try:
+            module(input_ids=ids, position_ids=positions, use_cache=False)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        self.calls = tuple(probe.calls)
+        given = {"input_ids": ids, "position_ids": positions}
+        strange = [name for name, value in self.arguments.items() if isinstance(value, Tensor) and value is not given.get(name)]
+        if strange or "input_ids" not in self.arguments or "position_ids" not in self.arguments:
+            raise NotSupported("The model prepares its inputs before its body runs.", body=self.path, inputs=strange)
+
+    def _before(self, part: nn.Module, given: tuple, named: dict[str, Any]) -> None:
+        if not self.path:
+            self.path = self._names[id(part)]
+            names = list(inspect.signature(part.forward).parameters)
+            self.arguments = {**dict(zip(names, given)), **named}
+
+    def _after(self, part: nn.Module, given: tuple, output: Any) -> None:
+        if self._names[id(part)] == self.path:
+            self.output = output
+
+
+@torch.inference_mode()
+def _watch(module: nn.Module, ids: Sequence[int], context: int) -> _Watched:
+    probe = packed.Probe(context)
+    packed.bind(module, probe)
+    module.set_attn_implementation(packed.PROBE)
+    rows = torch.tensor([list(ids)], device=next(module.parameters()).device)
+    watched = _Watched(module, rows, torch.arange(rows.shape[1], device=rows.device)[None], probe)
+    if not watched.calls:
+        raise NotSupported("The model's attention does not go through transformers' interface.")
+    return watched
+
+
+class _Rows(nn.Module):
+    """Stands where the body was and answers with the rows in hand, so that the model's own head (scales, softcaps) does the rest."""
+
+    def __init__(self, like: Any) -> None:
+        super().__init__()
+        self.like, self.rows = like, torch.empty(0)
+
+    def forward(self, *given: Any, **named: Any) -> Any:
+        if isinstance(self.like, tuple):
+            return (self.rows, *(None for _ in self.like[1:]))
+        return self.like(last_hidden_state=self.rows)
+
+
+def _headed(module: nn.Module, path: str, stand_in: nn.Module) -> nn.Module:
+    """A shallow copy of ``module`` with ``stand_in`` at ``path``; every other part is shared."""
+    twin = copy.copy(module)
+    twin._modules = dict(module._modules)
+    name, _, rest = path.partition(".")
+    twin._modules[name] = _headed(module._modules[name], rest, stand_in) if rest else stand_in
+    return twin
+
+
+class GenericArch:
+    """A transformers causal LM over packed rows and our pages. See `Arch` in docs/architecture.md.
+
+    ``forward`` returns the body's last hidden state: what the model's head (or a pooler) reads, after any final norm.
+    """
+
+    path = "generic"
+    row_independent: int | None = 0     # vendor matrix products: a row's bits may depend on how many rows there are
+
+    def __init__(self, module: nn.Module, watched: _Watched, notes: Sequence[str] = ()) -> None:
+        self.module, self.notes = module, tuple(notes)
+        self.layers: tuple[LayerKV, ...] = tuple(call.kv for call in watched.calls)
+        output = watched.output
+        self.hidden = output[0].shape[-1]
+        self._arguments, self._body = watched.arguments, module.get_submodule(watched.path)
+        self._pass = packed.Pass(watched.calls)
+        self._stand_in = _Rows((None,) * len(output) if isinstance(output, tuple) else type(output))
+        self._head = _headed(module, watched.path, self._stand_in)
+        packed.bind(module, self._pass)
+        module.set_attn_implementation(packed.PAGED)
+
+    def rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """No tables: the model rotates by itself."""
+        nothing = torch.empty(0, positions.shape[0], 0, device=positions.device)
+        return nothing, nothing
+
+    @torch.inference_mode()
+    def forward(self, batch: Batch, kv: Sequence[KVLayer]) -> Tensor:
+        """[R, hidden] in the model's type; K and V of the rows are in the pages afterwards."""
+        self._pass.begin(batch, kv)
+        named = {**self._arguments, "input_ids": batch.ids[None], "position_ids": batch.positions[None]}
+        return self._body(**named)[0][0]
+
+    @torch.inference_mode()
+    def logits(self, rows: Tensor) -> Tensor:
+        """float32 [W, V] of rows [W, hidden]."""
+        self._stand_in.rows = rows[None]
+        ids = torch.zeros(1, rows.shape[0], dtype=torch.long, device=rows.device)
+        return self._head(input_ids=ids, use_cache=False).logits[0].to(torch.float32)
+
+    def weights_bytes(self) -> int:
+        return hf_load.weights_bytes(self.module)
+
+
+# ---------------------------------------------------------------------------------------------- one at a time
+def _sequential(module: nn.Module, dtype: torch.dtype, context: int, streams: int, vocab: Vocab, notes: tuple[str, ...],
+                exact: bool) -> SequentialDecoder:
+    """The fastest way to feed the model's cache that gives what the model gives without one."""
+    asked = prompts(vocab, context)
+    failed: list[str] = []
+    try:
+        expected = [plain_rows(module, ids) for ids in asked]
+    except FOREIGN as error:
+        raise LoadError("The model cannot run as a causal language model.", reason=f"{type(error).__name__}: {str(error)[:200]}") from error
+    for feed in FEEDS:
+        decoder = SequentialDecoder(module, vocab, context, context * streams, feed, (*notes, *failed))
+        try:
+            agree(expected, served_rows(decoder, asked), dtype, exact, f"feeding by {feed} and the plain pass differ")
+            return decoder
+        except NotSupported as error:
+            failed.append(f"Slower feeding: {_words(error)}")
+        except FOREIGN as error:
+            failed.append(f"Slower feeding: by {feed} its code failed with {type(error).__name__}: {str(error)[:120]}")
+    raise LoadError("The model gives different logits for the same tokens however they are fed.", tried="; ".join(failed))

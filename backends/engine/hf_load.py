@@ -1,0 +1,233 @@
+"""Transformers modules from a folder, or from a stream of tensors whose quantized matrices stay packed.
+
+Knows: how to build a causal LM that transformers has a class for, and what may be missing or left over. Never runs code that
+comes with a checkpoint, never reads pickles, never goes to the network.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from backends.base import BrokenFile, Cancel, ConfigConflict, LoadError, NotSupported, Progress, ProgressFn, UnsafeFile, UnsupportedTensor
+from backends.kernels import Linear, Ops, QWeight
+
+log = logging.getLogger(__name__)
+
+
+class PackedLinear(nn.Module):
+    """A linear layer whose matrix is packed by the target: [..., K] → [..., N] in the type of the input."""
+
+    def __init__(self, ops: Ops, weight: QWeight, bias: Tensor | None) -> None:
+        super().__init__()
+        self.ops, self.matrix = ops, ops.pack(weight, bias)
+        self.out_features, self.in_features = weight.shape
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.reshape(-1, x.shape[-1]).to(self.ops.dtype)
+        return self.ops.matmul(self.ops.act(rows), self.matrix).reshape(*x.shape[:-1], -1).to(x.dtype)
+
+
+class PackedEmbedding(nn.Module):
+    """Token embedding from a packed matrix: int64 [...] → [..., H] in the target's type."""
+
+    def __init__(self, ops: Ops, matrix: Linear) -> None:
+        super().__init__()
+        self.ops, self.matrix = ops, matrix
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.ops.embed(self.matrix, ids.reshape(-1)).reshape(*ids.shape, -1)
+
+
+def weights_bytes(model: nn.Module) -> int:
+    """Bytes of parameters and packed matrices, each counted once."""
+    held = {id(p): p.numel() * p.element_size() for p in model.parameters()}
+    held |= {id(m.matrix): m.matrix.nbytes for m in model.modules() if isinstance(m, PackedLinear | PackedEmbedding)}
+    return sum(held.values())
+
+
+# ---------------------------------------------------------------------------------------------- what can be loaded
+def causal_config(config: Mapping[str, Any]) -> Any:
+    """The transformers config of a causal LM. Raises NotSupported where transformers has no class of its own for it."""
+    from transformers import AutoModelForCausalLM
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+    kind = config.get("model_type")
+    if kind not in CONFIG_MAPPING:
+        own = " It brings its own code, which Gainz does not run." if "auto_map" in config else ""
+        raise NotSupported(f"The installed transformers does not know the model type {kind!r}.{own}", model_type=kind,
+                           remedy="Use a conversion of this model to a type that transformers knows, or its GGUF file.")
+    built = CONFIG_MAPPING[kind].from_dict({key: value for key, value in config.items() if key != "quantization_config"})
+    if type(built) not in AutoModelForCausalLM._model_mapping.keys():
+        raise NotSupported(f"Models of type {kind!r} are not causal language models.", model_type=kind,
+                           remedy="Choose a text-generation model.")
+    return built
+
+
+def load_folder(folder: Path, config: Any, ops: Ops, progress: ProgressFn, cancel: Cancel) -> tuple[nn.Module, tuple[str, ...]]:
+    """The model of a float safetensors folder in the target's type, and notes. Raises LoadError and its kin."""
+    from safetensors import SafetensorError
+    from transformers import AutoModelForCausalLM
+    if not any(folder.glob("*.safetensors")):
+        raise UnsafeFile("The folder holds no *.safetensors file.", folder=folder.name)
+    progress(Progress("read", note=f"transformers, {config.model_type}"))
+    try:
+        model, report = AutoModelForCausalLM.from_pretrained(
+            folder, config=config, dtype=ops.dtype, local_files_only=True, trust_remote_code=False, use_safetensors=True,
+            output_loading_info=True)
+    except SafetensorError as error:
+        raise BrokenFile("A weight file cannot be read.", folder=folder.name, reason=error) from error
+    except (OSError, ValueError, RuntimeError, KeyError, ImportError) as error:     # what transformers documents or was seen to raise
+        raise LoadError("transformers could not load the folder.", folder=folder.name, reason=_first_line(error)) from error
+    cancel.raise_if_set("The load")
+    _refuse_missing(report["missing_keys"], folder.name)
+    return _ready(model, ops), _left_over(report["unexpected_keys"])
+
+
+def _refuse_missing(names: Any, where: str) -> None:
+    if names:
+        raise BrokenFile(f"{len(names)} tensors of the model are missing.", first=", ".join(sorted(map(str, names))[:4]), where=where)
+
+
+def _left_over(names: Any) -> tuple[str, ...]:
+    shown = ", ".join(sorted(map(str, names))[:3])
+    return (f"{len(names)} tensors in the file are not part of the model and were not read: {shown} …",) if names else ()
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+
+
+def _ready(model: nn.Module, ops: Ops) -> nn.Module:
+    return model.to(ops.device).eval().requires_grad_(False)
+
+
+# ---------------------------------------------------------------------------------------------- from a source
+def load_source(source: Any, config: Any, ops: Ops, progress: ProgressFn, cancel: Cancel) -> tuple[nn.Module, tuple[str, ...]]:
+    """The model of a `WeightSource`: quantized matrices packed, everything else in the target's type. Raises BrokenFile for
+    missing tensors, ConfigConflict for shapes that the config does not give, UnsupportedTensor."""
+    from transformers import AutoModelForCausalLM
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=ops.dtype)
+    return _Filler(model, source, ops, progress, cancel).fill()
+
+
+class _Filler:
+    def __init__(self, model: nn.Module, source: Any, ops: Ops, progress: ProgressFn, cancel: Cancel) -> None:
+        self.model, self.source, self.ops, self.progress, self.cancel = model, source, ops, progress, cancel
+        self.names = set(source.names())
+        self.taken: set[str] = set()
+        self.packed: dict[str, Any] = {}
+        self.dense_experts = 0
+
+    def fill(self) -> tuple[nn.Module, tuple[str, ...]]:
+        tied = self.model.all_tied_weights_keys
+        self._pack_matrices()
+        wanted = [(name, tensor) for name, tensor in self.model.state_dict(keep_vars=True).items() if tensor.is_meta]
+        missing = []
+        for done, (name, tensor) in enumerate(wanted):
+            self.cancel.raise_if_set("The load")
+            self.progress(Progress("read", done, len(wanted), name))
+            value = self._value(name)
+            if value is not None:
+                self._put(name, tensor, value)
+            elif name not in tied:
+                missing.append(name)
+        _refuse_missing(missing, "model file")
+        self._finish()
+        return _ready(self.model, self.ops), self._notes()
+
+    def _pack_matrices(self) -> None:
+        from transformers.pytorch_utils import Conv1D
+        for name, module in list(self.model.named_modules()):
+            exact = type(module)                # a subclass does something of its own with its weight
+            if exact is nn.Linear or exact is Conv1D or exact is nn.Embedding:
+                self.cancel.raise_if_set("The load")
+                self._pack(name, module, exact is nn.Embedding)
+
+    def _pack(self, name: str, module: nn.Module, embedding: bool) -> None:
+        if not any(key.startswith(name + ".") for key in self.names):
+            self._share_tied(name)
+            return
+        weight, bias = self.source.linear(name)
+        if not isinstance(weight, QWeight):
+            return
+        shape = tuple(module.weight.shape)
+        if weight.shape not in (shape, shape[::-1]):
+            raise ConfigConflict("A matrix has not the shape that the config gives.", tensor=name, file=weight.shape, config=shape)
+        new = PackedEmbedding(self.ops, self.ops.pack(weight)) if embedding else PackedLinear(self.ops, weight, bias)
+        self._replace(name, new)
+
+    def _share_tied(self, name: str) -> None:
+        """A head without a matrix of its own uses the packed embedding's."""
+        partner = self.model.all_tied_weights_keys.get(name + ".weight", "").removesuffix(".weight")
+        if partner in self.packed:
+            head = PackedLinear.__new__(PackedLinear)
+            nn.Module.__init__(head)
+            head.ops, head.matrix = self.ops, self.packed[partner].matrix
+            self._replace(name, head)
+
+    def _replace(self, name: str, module: nn.Module) -> None:
+        self.model.set_submodule(name, module)
+        self.packed[name] = module
+        self.taken |= {key for key in self.names if key.startswith(name + ".")}
+
+    def _value(self, name: str) -> Tensor | None:
+        if name in self.names:
+            self.taken.add(name)
+            return self.source.tensor(name)
+        return self._experts(name)
+
+    def _experts(self, name: str) -> Tensor | None:
+        """transformers keeps a layer's experts in one tensor [E, …]; files keep them one by one."""
+        base, _, last = name.rpartition(".")
+        parts = {"gate_up_proj": (("gate_proj", "up_proj"), ("w1", "w3")), "down_proj": (("down_proj",), ("w2",))}.get(last, ())
+        for projections in parts:
+            if any(key.startswith(f"{base}.0.{projections[0]}.") for key in self.names):
+                count = len({key[len(base) + 1:].split(".")[0] for key in self.names if key.startswith(base + ".")})
+                self.dense_experts += 1
+                return torch.stack([torch.cat([self._dense(f"{base}.{e}.{p}") for p in projections]) for e in range(count)])
+        return None
+
+    def _dense(self, module: str) -> Tensor:
+        weight, bias = self.source.linear(module)
+        if bias is not None:
+            raise UnsupportedTensor("An expert's matrix has a bias, which is not supported here.", tensor=module)
+        self.taken |= {key for key in self.names if key.startswith(module + ".")}
+        return weight.dequantize(self.ops.dtype) if isinstance(weight, QWeight) else weight.to(self.ops.dtype)
+
+    def _put(self, name: str, tensor: Tensor, value: Tensor) -> None:
+        if tuple(value.shape) != tuple(tensor.shape):
+            raise ConfigConflict("A tensor has not the shape that the config gives.", tensor=name, file=tuple(value.shape),
+                                 config=tuple(tensor.shape))
+        module, _, leaf = name.rpartition(".")
+        owner = self.model.get_submodule(module)
+        value = value.to(tensor.dtype).contiguous()
+        value._is_hf_initialized = True
+        if leaf in owner._parameters:
+            value = nn.Parameter(value, requires_grad=False)
+            value._is_hf_initialized = True     # transformers must not draw it anew
+            owner._parameters[leaf] = value
+        else:
+            owner._buffers[leaf] = value
+
+    def _finish(self) -> None:
+        """Buffers that are computed, not stored (rotation tables), and tied weights: transformers' own steps after a load."""
+        self.model._move_missing_keys_from_meta_to_device(set(), None, None, None)
+        self.model._initialize_missing_keys(False)
+        tied = {target: origin for target, origin in self.model.all_tied_weights_keys.items()
+                if target.removesuffix(".weight") not in self.packed}
+        self.model.all_tied_weights_keys = tied
+        self.model.tie_weights(recompute_mapping=False)
+        left = [name for name, tensor in self.model.state_dict(keep_vars=True).items() if tensor.is_meta]
+        _refuse_missing(left, "model file")
+
+    def _notes(self) -> tuple[str, ...]:
+        notes = _left_over(self.names - self.taken)
+        if self.dense_experts:
+            notes += (f"The experts of {self.dense_experts // 2} layers are held in {str(self.ops.dtype)[6:]}, not quantized.",)
+        return notes
