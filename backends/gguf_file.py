@@ -20,8 +20,8 @@ from typing import Any, BinaryIO
 
 from backends.errors import BrokenFile, UnknownFormat, UnsupportedTensor
 
-MAX_DIMS, MAX_KEY, MAX_KEYS, MAX_TENSORS, MAX_STRINGS, MAX_ALIGNMENT = 4, 65_535, 1 << 16, 1 << 17, 1 << 22, 1 << 20
-MAX_TEXT = 64 << 20                 # bytes of one string or of one array of metadata
+MAX_DIMS, MAX_KEY, MAX_KEYS, MAX_TENSORS, MAX_STRINGS, MAX_ALIGNMENT = 4, 65_535, 1 << 16, 1 << 17, 1 << 21, 1 << 20
+MAX_TEXT = 16 << 20                 # bytes of one string or of one array of metadata
 READ_AHEAD = 1 << 20                # bytes fetched at once: metadata is read front to back
 
 # number: (name, weights in a block, bytes of a block), as ggml numbers them
@@ -265,19 +265,20 @@ class _Reader:
         raw = self.take(min(READ_AHEAD, self.size - begin, MAX_TEXT), key)
         for _ in range(count):
             while at + 8 > len(raw) or at + 8 + int.from_bytes(raw[at:at + 8], "little") > len(raw):
-                raw = self.more(raw, begin, key)
+                raw = self.more(raw, begin, key, at)
             at += 8 + int.from_bytes(raw[at:at + 8], "little")
             starts.append(at)
         self.at = begin + at
         self.window, self.start = raw[at:], self.at
         return Strings(key, raw[:at], starts)
 
-    def more(self, raw: bytes, begin: int, key: str) -> bytes:
-        """The same bytes and as many again; an array whose last string would leave the file ends here."""
+    def more(self, raw: bytes, begin: int, key: str, at: int) -> bytes:
+        """The same bytes and as many again; an array whose string at ``at`` would leave the file ends here."""
         self.at = begin
-        larger = min(2 * len(raw), self.size - begin, MAX_TEXT)
-        if larger <= len(raw):
-            raise self.broken(f"the file ends inside the array {key}.", key=key)
+        wanted = at + 8 + int.from_bytes(raw[at:at + 8], "little")
+        larger = min(max(2 * len(raw), wanted), self.size - begin, MAX_TEXT)
+        if larger <= len(raw) or wanted > larger:
+            raise self.broken(f"the array {key} goes beyond the file, or is larger than {MAX_TEXT} bytes.", key=key)
         return self.take(larger, key)
 
     # ---- tensors

@@ -1,0 +1,123 @@
+"""The weights of a GGUF file as a `WeightSource`: its own codes, under the names that transformers uses.
+
+Knows where a tensor lies, how its type unpacks and what llama.cpp's converter did to it (interleaved q and k rows, an offset
+on Gemma's norms), which it undoes. Refuses to know decoders and targets. Data is read tensor by tensor when asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor
+
+from backends.engine import gguf_blocks
+from backends.engine.gguf_config import FAMILIES, check_shapes, config_of, names_of, unread
+from backends.errors import BrokenFile, UnknownFormat, UnsupportedTensor
+from backends.gguf_file import TYPES, GgufFile, TensorInfo
+from backends.kernels import QWeight
+
+BLOCKS = {name: (weights, size) for name, weights, size in TYPES.values()}
+READABLE = gguf_blocks.QUANTIZED.keys() | gguf_blocks.FLOATS.keys()
+
+
+class GgufWeights:
+    """A `WeightSource` over one model. Raises when made: UnknownFormat (architecture), UnsupportedTensor (a type or a tensor that
+    the architecture has no place for), BrokenFile (a tensor missing or of the wrong shape)."""
+
+    def __init__(self, file: GgufFile) -> None:
+        if file.architecture not in FAMILIES:
+            raise UnknownFormat(f"The GGUF architecture {file.architecture!r} is not read natively.", file=file.path.name,
+                                known=", ".join(FAMILIES))
+        check_types(file)
+        self._file, self._family, self._open = file, FAMILIES[file.architecture], _Parts()
+        self.config: Mapping[str, Any] = config_of(file, self._factors)
+        self._names = names_of(file)
+        check_shapes(file, self.config, self._names)
+        self.notes: tuple[str, ...] = tuple(f"The file's key {key} is not used." for key in unread(file))
+
+    def names(self) -> Collection[str]:
+        return self._names.keys()
+
+    def tensor(self, name: str) -> Tensor:
+        """A float tensor in the type it is stored in, or float32 where it is quantized."""
+        info = self._info(name)
+        if info.type in gguf_blocks.QUANTIZED:
+            return self._quantized(info).dequantize()
+        return self._float(info)
+
+    def linear(self, module: str) -> tuple[QWeight | Tensor, Tensor | None]:
+        """Weight [N, K] and bias [N] of a module, "model.layers.0.mlp.down_proj" say."""
+        info = self._info(f"{module}.weight")
+        weight = self._quantized(info) if info.type in gguf_blocks.QUANTIZED else self._float(info)
+        return weight, self.tensor(f"{module}.bias") if f"{module}.bias" in self._names else None
+
+    def close(self) -> None:
+        self._open.close()
+
+    # ---- one tensor
+    def _info(self, name: str) -> TensorInfo:
+        if name not in self._names:
+            raise BrokenFile(f"{self._file.path.name} has no tensor for {name}.", tensor=name)
+        return self._file.tensors[self._names[name]]
+
+    def _factors(self, name: str) -> list[float]:
+        return self._float(self._file.tensors[name]).float().tolist()
+
+    def _rows(self, info: TensorInfo, width: int) -> Tensor:
+        """uint8 [rows, width], the rows in the order of transformers."""
+        rows = self._open.read(info).view(-1, width)
+        heads = self._paired_heads(info.name)
+        # llama.cpp turns neighbours (2j, 2j + 1) where transformers turns the halves (j, j + d/2) of a head
+        return rows.view(heads, -1, 2, width).transpose(1, 2).reshape(-1, width) if heads else rows
+
+    def _paired_heads(self, name: str) -> int:
+        kind = name.split(".")[-2] if self._family.paired else ""
+        return self.config["num_attention_heads"] if kind == "attn_q" else self.config["num_key_value_heads"] if kind == "attn_k" else 0
+
+    def _quantized(self, info: TensorInfo) -> QWeight:
+        weights, size = BLOCKS[info.type]
+        return gguf_blocks.unpack(info.type, self._rows(info, info.shape[-1] // weights * size), size)
+
+    def _float(self, info: TensorInfo) -> Tensor:
+        dtype = gguf_blocks.FLOATS[info.type]
+        row = dtype.itemsize * (info.shape[-1] if len(info.shape) > 1 else 1)
+        values = self._rows(info, row).view(dtype).reshape(info.shape)
+        return values - self._family.offset if self._family.offset and info.name.endswith("norm.weight") else values
+
+
+def check_types(file: GgufFile) -> None:
+    """UnsupportedTensor naming the first tensor of a type that is not read, and how many there are."""
+    bad = [tensor for tensor in file.tensors.values() if tensor.type not in READABLE]
+    if bad:
+        raise UnsupportedTensor(f"{file.path.name}: the tensor {bad[0].name!r} is of the type {bad[0].type}, which is not read.",
+                                tensor=bad[0].name, type=bad[0].type, tensors_of_such_types=len(bad),
+                                remedy=f"Use a file of one of the types {', '.join(sorted(READABLE))}.")
+
+
+class _Parts:
+    """The open files of a model. Tensors are read, not mapped: a file that shrinks under us is then an error, not a signal."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, BinaryIO] = {}
+
+    def read(self, info: TensorInfo) -> Tensor:
+        """uint8 [bytes]"""
+        key = str(info.path)
+        if key not in self._files:
+            self._files[key] = open(info.path, "rb", buffering=0)
+        out, file, done = torch.empty(info.bytes, dtype=torch.uint8), self._files[key], 0
+        file.seek(info.offset)
+        view = memoryview(out.numpy())
+        while done < info.bytes:
+            count = file.readinto(view[done:])
+            if not count:
+                raise BrokenFile(f"{info.path.name} ended inside the tensor {info.name!r}.", tensor=info.name, file=info.path.name)
+            done += count
+        return out
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
