@@ -1,0 +1,205 @@
+"""Weights, kernels, pages and text made into one loaded model. Every local backend's `load` ends here.
+
+It knows which parts there are and in what order they are made; what a file looks like, the backend's source knows.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from backends import kernels
+from backends.base import (
+    Cancel, ConfigConflict, LocalOptions, ModelDir, ModelInfo, NotSupported, Progress, ProgressFn, Vocab)
+from backends.engine import arch as archs
+from backends.engine.kv import PagedKV, bytes_per_token
+from backends.engine.process import peak_growth
+from backends.engine.room import free_bytes, plan_room
+from backends.engine.runner import PagedDecoder
+from backends.engine.weights import WeightSource
+from backends.kernels import Ops, QWeight
+
+if TYPE_CHECKING:
+    from backends.engine.local import LocalModel
+    from backends.engine.text import TextCodec
+
+KV_OF = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+QUIET = ("rotary_emb.inv_freq", "attention.bias", "masked_bias")      # buffers of old checkpoints that are recomputed anyway
+
+
+def assemble(model: ModelDir, backend: str, format: str, source: WeightSource, text: TextCodec, options: LocalOptions,
+             progress: ProgressFn, cancel: Cancel, notes: Iterable[str] = ()) -> LocalModel:
+    """A model ready to generate. Closes ``source``, also when it fails.
+
+    Raises what the source raises, and ConfigConflict, OutOfMemory, NotSupported, MissingRequirement, Cancelled.
+    """
+    from backends.engine.local import LocalModel
+    began = time.monotonic()
+    try:
+        with peak_growth() as peak:
+            made = _make(model, source, text.vocab, options, progress, cancel)
+    finally:
+        source.close()
+    info = _info(model, backend, format, options, made, text)
+    info = replace(info, notes=(*notes, *made.notes), peak_bytes=peak[0], load_seconds=time.monotonic() - began)
+    return LocalModel(info, made.decoder, text)
+
+
+@dataclass(frozen=True)
+class _Made:
+    decoder: Any
+    ops: Ops
+    path: str
+    weights_bytes: int
+    parameters: int
+    trained: int | None
+    kv_type: str
+    kv_bytes: int | None
+    lossless: bool
+    capabilities: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def _make(model: ModelDir, source: WeightSource, vocab: Vocab, options: LocalOptions, progress: ProgressFn, cancel: Cancel) -> _Made:
+    ops, passed = kernels.choose(options.kernels, options.device, _dtype(source, options.dtype), options.threads)
+    watched = Watched(source, progress, cancel)
+    built = archs.build(watched, ops, watched.layers_done, cancel)
+    cancel.raise_if_set("The load")
+    if built is None:
+        return _generic(model, watched, ops, vocab, options, passed, progress, cancel)
+    vocab, notes = fit_vocab(vocab, built.plan.vocab)
+    return _paged(built, watched, ops, vocab, options, "fused", (*passed, *getattr(ops, "notes", ()), *notes, *watched.unused()))
+
+
+def _generic(model: ModelDir, source: Watched, ops: Ops, vocab: Vocab, options: LocalOptions, passed: tuple[str, ...],
+             progress: ProgressFn, cancel: Cancel) -> _Made:
+    """transformers' own module, packed where it can be, else one sequence at a time."""
+    from backends.engine.arch.generic import build_generic
+    why = f"Generic path: {archs.plan(source.config)[1]}"
+    rows = source.config.get("vocab_size")
+    vocab, notes = fit_vocab(vocab, rows) if rows else (vocab, ())
+    built = build_generic(model, source, ops, options, vocab, progress, cancel)
+    notes = (why, *passed, *getattr(ops, "notes", ()), *notes, *built.notes)
+    if built.path == "generic":
+        return _paged(built, source, ops, vocab, options, built.path, notes)
+    return _Made(built, ops, built.path, built.weights_bytes(), source.parameters, trained_context(source.config), "", None,
+                 False, ("logprobs",), notes)
+
+
+def _paged(built: archs.Arch, source: Watched, ops: Ops, vocab: Vocab, options: LocalOptions, path: str, notes: tuple[str, ...]) -> _Made:
+    kv_type, trained = _kv_type(options.kv_type, ops), trained_context(source.config)
+    room = plan_room(built.layers, kv_type, options.context, trained, options.streams, free_bytes())
+    decoder = PagedDecoder(built, PagedKV(built.layers, room.pages, kv_type, ops.device), vocab, room.context,
+                           device=ops.device, prefixes=options.prefix_cache)
+    independent = getattr(built, "row_independent", ops.row_independent)
+    capabilities = ("batch", "draft", "logprobs") + (("prefix",) if options.prefix_cache else ())
+    return _Made(decoder, ops, path, built.weights_bytes(), source.parameters, trained, kv_type,
+                 bytes_per_token(built.layers, kv_type), independent is None, capabilities, (*notes, *room.notes))
+
+
+# ---------------------------------------------------------------------------------------------- choices
+def _dtype(source: WeightSource, asked: str) -> str:
+    """Weights that are stored as float32 are computed in float32 unless told otherwise; else the kernels choose."""
+    if asked != "auto":
+        return asked
+    stored = str(source.config.get("dtype") or source.config.get("torch_dtype") or "").removeprefix("torch.")
+    return "float32" if stored == "float32" and "quantization_config" not in source.config else "auto"
+
+
+def _kv_type(asked: str, ops: Ops) -> str:
+    known = getattr(ops, "kv_types", tuple(KV_OF.values()))
+    own = KV_OF[ops.dtype]
+    if asked == "auto":
+        return own if own in known else known[0]
+    if asked not in known:
+        raise NotSupported(f"The {ops.name} kernels cannot keep the KV cache as {asked}.", kv_type=asked, known=", ".join(known))
+    return asked
+
+
+def trained_context(config: Mapping[str, Any]) -> int | None:
+    inner = config.get("text_config")
+    for part in (config, inner if isinstance(inner, Mapping) else {}):
+        for key in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length", "n_ctx"):
+            if part.get(key):
+                return int(part[key])
+    return None
+
+
+def fit_vocab(vocab: Vocab, rows: int) -> tuple[Vocab, tuple[str, ...]]:
+    """The tokenizer's ids that the model has rows for. Raises ConfigConflict where an end-of-text id is not among them."""
+    if vocab.size <= rows:
+        return vocab, ()
+    if vocab.eos_ids and not any(token < rows for token in vocab.eos_ids):
+        raise ConfigConflict("The tokenizer does not belong to this model: its end of text has no row in the embeddings.",
+                             tokenizer=vocab.size, embeddings=rows)
+    note = f"The tokenizer knows {vocab.size} tokens, the model only the first {rows}; the others cannot be used"
+    return replace(vocab, size=rows, eos_ids=frozenset(token for token in vocab.eos_ids if token < rows)), (note,)
+
+
+def _info(model: ModelDir, backend: str, format: str, options: LocalOptions, made: _Made, text: TextCodec) -> ModelInfo:
+    config, vocab = model.config, made.decoder.vocab
+    architecture = (config.get("architectures") or [config.get("model_type") or ""])[0]
+    return ModelInfo(
+        model.name, backend, format, architecture, made.path, f"{made.ops.name} {made.ops.detail}".strip(), str(made.ops.device),
+        str(made.ops.dtype).removeprefix("torch."), made.weights_bytes * 8 / made.parameters if made.parameters else None,
+        made.parameters or None, made.decoder.context, made.trained, vocab.size, vocab.fingerprint, tuple(sorted(vocab.eos_ids)),
+        getattr(text, "template", None) is not None, made.kv_type, made.kv_bytes, options.streams, torch.get_num_threads(),
+        made.weights_bytes, revision=model.manifest.get("revision"), lossless=made.lossless, capabilities=made.capabilities,
+        options=tuple(asdict(options).items()))
+
+
+# ---------------------------------------------------------------------------------------------- the source, watched
+class Watched:
+    """A source that reports progress by tensor, stops when told to, and remembers what was never asked for."""
+
+    def __init__(self, source: WeightSource, progress: ProgressFn, cancel: Cancel) -> None:
+        self._source, self._progress, self._cancel = source, progress, cancel
+        self.config = source.config
+        self._left = set(source.names())
+        self._total = len(self._left)
+        self._of: dict[str, set[str]] = {}
+        for name in self._left:
+            self._of.setdefault(name.rpartition(".")[0], set()).add(name)
+        self.parameters = 0
+
+    def names(self) -> Collection[str]:
+        return self._source.names()
+
+    def tensor(self, name: str) -> Tensor:
+        self._step({name})
+        found = self._source.tensor(name)
+        self.parameters += found.numel()
+        return found
+
+    def linear(self, module: str) -> tuple[QWeight | Tensor, Tensor | None]:
+        self._step(self._of.get(module, set()))
+        weight, bias = self._source.linear(module)
+        rows, columns = weight.shape
+        self.parameters += rows * columns + (0 if bias is None else bias.numel())
+        return weight, bias
+
+    def close(self) -> None:
+        self._source.close()
+
+    def unused(self) -> tuple[str, ...]:
+        """A note on tensors that the model has no place for, as transformers would ignore them too."""
+        left = sorted(name for name in self._left if not name.endswith(QUIET))
+        if not left:
+            return ()
+        return (f"{len(left)} tensors of the file are not used: {', '.join(left[:4])}{' …' if len(left) > 4 else ''}",)
+
+    @property
+    def layers_done(self) -> Callable[[Progress], None]:
+        """Progress by layer is coarser than ours and would make the bar jump."""
+        return lambda _: None
+
+    def _step(self, names: set[str]) -> None:
+        self._cancel.raise_if_set("The load")
+        self._left -= names
+        done = self._total - len(self._left)
+        self._progress(Progress("read", done, self._total, next(iter(sorted(names)), "")))
