@@ -74,13 +74,15 @@ class Strings(Sequence[str]):
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         index = range(len(self))[index]
-        return _text(self._raw[self._starts[index] + 8:self._starts[index + 1]], self._key)
+        return self._decoded(range(index, index + 1))[0]
 
     def __iter__(self) -> Iterator[str]:
+        return iter(self._decoded(range(len(self))))
+
+    def _decoded(self, indices: range) -> list[str]:
         raw, starts = self._raw, self._starts
         try:
-            for index in range(len(starts) - 1):
-                yield raw[starts[index] + 8:starts[index + 1]].decode()
+            return [raw[starts[index] + 8:starts[index + 1]].decode() for index in indices]
         except UnicodeDecodeError as error:
             raise BrokenFile(f"A string in {self._key} is not UTF-8.", key=self._key) from error
 
@@ -167,13 +169,6 @@ def split_parts(first: Path, count: int) -> list[Path]:
     return parts
 
 
-def _text(raw: bytes, key: str) -> str:
-    try:
-        return raw.decode()
-    except UnicodeDecodeError as error:
-        raise BrokenFile(f"A string in {key or 'a key'} is not UTF-8.", key=key) from error
-
-
 class _Reader:
     """A cursor over the file's front, in a window that moves with it."""
 
@@ -206,7 +201,10 @@ class _Reader:
         length = self.number("Q", what)
         if length > longest:
             raise self.broken(f"{what} claims {length} bytes.", limit=longest)
-        return _text(self.take(length, what), what)
+        try:
+            return self.take(length, what).decode()
+        except UnicodeDecodeError as error:
+            raise self.broken(f"{what} is not UTF-8.") from error
 
     # ---- header
     def header(self) -> GgufFile:
