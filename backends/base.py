@@ -201,6 +201,7 @@ class Event:
     usage: Usage | None = None
     timing: Timing | None = None
     error: GainzError | None = None
+    seed: int | None = None              # with usage: the seed that was used, so that an answer can be had again
 
     @property
     def last(self) -> bool:
@@ -394,11 +395,16 @@ class DraftJob:
     k: int
     sampling: Sampling
     seed: int
+    sequence: int = 0                   # the same for all jobs of one sequence: by this a drafter keeps what it knows of it
 
 
 class Drafter(Protocol):
     def propose(self, batch: Sequence[DraftJob]) -> list[list[int]]:
         """At most k ids of the target's vocabulary each; [] is fine."""
+        ...
+
+    def forget(self, sequence: int) -> None:
+        """The sequence has ended, or its room is needed: give back what is kept for it."""
         ...
 
     def close(self) -> None: ...
