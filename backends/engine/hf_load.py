@@ -6,7 +6,7 @@ comes with a checkpoint, never reads pickles, never goes to the network.
 
 from __future__ import annotations
 
-import logging
+import copy
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,19 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from backends.base import BrokenFile, Cancel, ConfigConflict, LoadError, NotSupported, Progress, ProgressFn, UnsafeFile, UnsupportedTensor
+from backends.base import BrokenFile, Cancel, ConfigConflict, LoadError, NotSupported, Progress, ProgressFn, UnsafeFile
 from backends.kernels import Linear, Ops, QWeight
-
-log = logging.getLogger(__name__)
 
 
 class PackedLinear(nn.Module):
     """A linear layer whose matrix is packed by the target: [..., K] → [..., N] in the type of the input."""
 
-    def __init__(self, ops: Ops, weight: QWeight, bias: Tensor | None) -> None:
+    def __init__(self, ops: Ops, matrix: Linear) -> None:
         super().__init__()
-        self.ops, self.matrix = ops, ops.pack(weight, bias)
-        self.out_features, self.in_features = weight.shape
+        self.ops, self.matrix = ops, matrix
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, x.shape[-1]).to(self.ops.dtype)
@@ -122,7 +119,7 @@ class _Filler:
         self.names = set(source.names())
         self.taken: set[str] = set()
         self.packed: dict[str, Any] = {}
-        self.dense_experts = 0
+        self.dense = self.dense_experts = 0
 
     def fill(self) -> tuple[nn.Module, tuple[str, ...]]:
         tied = self.model.all_tied_weights_keys
@@ -142,34 +139,30 @@ class _Filler:
         return _ready(self.model, self.ops), self._notes()
 
     def _pack_matrices(self) -> None:
-        from transformers.pytorch_utils import Conv1D
         for name, module in list(self.model.named_modules()):
-            exact = type(module)                # a subclass does something of its own with its weight
-            if exact is nn.Linear or exact is Conv1D or exact is nn.Embedding:
+            shape = _plain_shape(module)
+            if shape is not None and any(key.startswith(name + ".") for key in self.names):
                 self.cancel.raise_if_set("The load")
-                self._pack(name, module, exact is nn.Embedding)
+                self._pack(name, shape, isinstance(module, nn.Embedding))
+        self._share_tied()
 
-    def _pack(self, name: str, module: nn.Module, embedding: bool) -> None:
-        if not any(key.startswith(name + ".") for key in self.names):
-            self._share_tied(name)
-            return
+    def _pack(self, name: str, shape: tuple[int, int], embedding: bool) -> None:
         weight, bias = self.source.linear(name)
         if not isinstance(weight, QWeight):
             return
-        shape = tuple(module.weight.shape)
-        if weight.shape not in (shape, shape[::-1]):
+        if weight.shape != shape:
             raise ConfigConflict("A matrix has not the shape that the config gives.", tensor=name, file=weight.shape, config=shape)
-        new = PackedEmbedding(self.ops, self.ops.pack(weight)) if embedding else PackedLinear(self.ops, weight, bias)
-        self._replace(name, new)
+        self._replace(name, (PackedEmbedding if embedding else PackedLinear)(self.ops, self.ops.pack(weight, bias)))
 
-    def _share_tied(self, name: str) -> None:
-        """A head without a matrix of its own uses the packed embedding's."""
-        partner = self.model.all_tied_weights_keys.get(name + ".weight", "").removesuffix(".weight")
-        if partner in self.packed:
-            head = PackedLinear.__new__(PackedLinear)
-            nn.Module.__init__(head)
-            head.ops, head.matrix = self.ops, self.packed[partner].matrix
-            self._replace(name, head)
+    def _share_tied(self) -> None:
+        """A head without a matrix of its own uses the packed embedding's. Either may be the one that is stored."""
+        for target, origin in self.model.all_tied_weights_keys.items():
+            one, two = target.removesuffix(".weight"), origin.removesuffix(".weight")
+            if (one in self.packed) != (two in self.packed):
+                stored, other = (one, two) if one in self.packed else (two, one)
+                embedding = isinstance(self.model.get_submodule(other), nn.Embedding)
+                shared = self.packed[stored].matrix
+                self._replace(other, PackedEmbedding(self.ops, shared) if embedding else PackedLinear(self.ops, shared))
 
     def _replace(self, name: str, module: nn.Module) -> None:
         self.model.set_submodule(name, module)
@@ -180,6 +173,11 @@ class _Filler:
         if name in self.names:
             self.taken.add(name)
             return self.source.tensor(name)
+        module, _, leaf = name.rpartition(".")
+        stored = any(key.startswith(module + ".") and not key.endswith(".bias") for key in self.names)
+        if leaf == "weight" and stored and isinstance(self.model.get_submodule(module), nn.Linear):
+            self.dense += 1                     # a layer with a way of its own: it needs the matrix itself
+            return self._dense(module)
         return self._experts(name)
 
     def _experts(self, name: str) -> Tensor | None:
@@ -194,10 +192,8 @@ class _Filler:
         return None
 
     def _dense(self, module: str) -> Tensor:
-        weight, bias = self.source.linear(module)
-        if bias is not None:
-            raise UnsupportedTensor("An expert's matrix has a bias, which is not supported here.", tensor=module)
-        self.taken |= {key for key in self.names if key.startswith(module + ".")}
+        weight, _ = self.source.linear(module)       # a bias is a tensor of its own in the model, and is asked for as such
+        self.taken |= {key for key in self.names if key.startswith(module + ".") and not key.endswith(".bias")}
         return weight.dequantize(self.ops.dtype) if isinstance(weight, QWeight) else weight.to(self.ops.dtype)
 
     def _put(self, name: str, tensor: Tensor, value: Tensor) -> None:
@@ -220,7 +216,7 @@ class _Filler:
         self.model._move_missing_keys_from_meta_to_device(set(), None, None, None)
         self.model._initialize_missing_keys(False)
         tied = {target: origin for target, origin in self.model.all_tied_weights_keys.items()
-                if target.removesuffix(".weight") not in self.packed}
+                if not {target.removesuffix(".weight"), origin.removesuffix(".weight")} & self.packed.keys()}
         self.model.all_tied_weights_keys = tied
         self.model.tie_weights(recompute_mapping=False)
         left = [name for name, tensor in self.model.state_dict(keep_vars=True).items() if tensor.is_meta]
@@ -230,4 +226,28 @@ class _Filler:
         notes = _left_over(self.names - self.taken)
         if self.dense_experts:
             notes += (f"The experts of {self.dense_experts // 2} layers are held in {str(self.ops.dtype)[6:]}, not quantized.",)
+        if self.dense:
+            notes += (f"{self.dense} quantized matrices are held in {str(self.ops.dtype)[6:]}: their layers are not plain linear ones.",)
         return notes
+
+
+def _plain_shape(module: nn.Module) -> tuple[int, int] | None:
+    """[N, K] of a layer that is a plain product with one matrix, or a plain table; None for every other layer."""
+    from transformers.pytorch_utils import Conv1D
+    if type(module) is nn.Embedding or type(module) is nn.Linear:
+        return tuple(module.weight.shape)
+    if type(module) is Conv1D:
+        return tuple(module.weight.shape)[::-1]
+    return tuple(module.weight.shape) if isinstance(module, nn.Linear) and _acts_plainly(module) else None
+
+
+def _acts_plainly(module: nn.Linear) -> bool:
+    """Tried on a small matrix: does this subclass do what a linear layer does?"""
+    draw = torch.Generator().manual_seed(1)
+    x, weight, bias = (torch.randn(*shape, generator=draw) for shape in ((2, 5), (3, 5), (3,)))
+    twin = copy.copy(module)
+    twin._parameters = {"weight": weight, "bias": None if module.bias is None else bias}
+    try:
+        return torch.allclose(twin(x), nn.functional.linear(x, weight, twin.bias), atol=1e-5)
+    except (RuntimeError, TypeError, ValueError, AttributeError):      # it needs more than rows: no plain layer
+        return False

@@ -38,8 +38,9 @@ class SequentialSlot:
 class SequentialDecoder:
     """A `Decoder` over a transformers causal LM. Steps run one after the other, each slot in its own cache.
 
-    feed    "chunk": any number of tokens continue a cache; "single": only one at a time does; "whole": the cache is no use,
-            every step computes its sequence from the start. Which one holds is found by `check`.
+    feed    "chunk": any number of tokens begin and continue a cache; "single": two or more begin it, one at a time continues
+            it; "whole": the cache is no use, every step computes its sequence from the start. Which one holds is found by
+            the check at load.
     room    tokens that all slots together may hold
     """
 
@@ -115,7 +116,8 @@ class SequentialDecoder:
     def _extend(self, slot: SequentialSlot, tokens: list[int], want: int) -> Tensor:
         self._fits(slot.length + len(tokens))
         slot.tokens += tokens
-        rows = self._whole(slot.tokens, want) if self.feed == "whole" else self._feed(slot, want)
+        uncached = self.feed == "whole" or (self.feed == "single" and slot.length == 1)
+        rows = self._whole(slot.tokens, want) if uncached else self._feed(slot, want)
         return rows[:, :self.vocab.size]
 
     def _feed(self, slot: SequentialSlot, want: int) -> Tensor:

@@ -62,8 +62,6 @@ def serve(module: nn.Module, dtype: torch.dtype, vocab: Vocab, context: int, str
             reason = _words(error)
         except FOREIGN as error:
             reason = f"its code refused a packed pass: {type(error).__name__}: {str(error)[:200]}"
-        finally:
-            module.set_attn_implementation("eager")
     cancel.raise_if_set("The load")
     module.set_attn_implementation(_own_attention(module))
     return _sequential(module, dtype, context, streams, vocab, (*notes, f"One sequence at a time: {reason}"), exact)
