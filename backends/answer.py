@@ -120,7 +120,8 @@ class Reviving(Iterator[Event]):
 
     def _reload(self) -> None:
         try:
-            self._host.bring(self._loaded, self._reports.put, self._stop)
+            for model in self._host.needed(self._loaded, self._request):
+                self._host.bring(model, self._reports.put, self._stop)
         except GainzError as error:
             self._reports.put(error)
         else:

@@ -126,6 +126,13 @@ class EngineHost:
         """Is it in memory now, so that a request need not wait for a load?"""
         return loaded.link is not None and loaded.link.alive
 
+    def needed(self, loaded: Loaded, request: Request) -> list[Loaded]:
+        """The models that an answer wants in memory: its own, and the one that drafts for it."""
+        name = request.draft.name.removeprefix("lookup+") if request.draft is not None else None
+        with self._lock:
+            draft = self._models.get(name)
+        return [loaded] if draft is None else [loaded, draft]
+
     def bring(self, loaded: Loaded, progress: ProgressFn, cancel: Cancel) -> Link:
         """The life of the engine that holds the model: loaded now if the last life took it with it."""
         with loaded.gate:
@@ -136,7 +143,9 @@ class EngineHost:
             cancel.on_set(call.cancel)
             loaded.info = call.result(progress)
             loaded.link = link
-            return link
+        if self.model(loaded.name) is not None:             # it came back
+            self.on_change()
+        return link
 
     # ------------------------------------------------------------------------------------------ answers
     def raise_unless_open(self, loaded: Loaded) -> None:
@@ -210,7 +219,7 @@ class EngineHost:
             if self._closing:
                 raise EngineStopping("The server is shutting down.")
             if self._link is None or not self._link.alive:
-                self._link, self._death = Link(self._settings, self._died), None
+                self._link, self._death = Link(self._settings, self._died, lambda: self.on_change()), None
             link = self._link
         if not link.ready:
             progress(Progress("start", note="starting the engine process"))
@@ -221,7 +230,6 @@ class EngineHost:
         with self._lock:
             if self._link is link:
                 self._link, self._death = None, death
-        self.on_change()
 
     @contextmanager
     def _busy(self) -> Iterator[None]:
@@ -276,7 +284,7 @@ class EngineModel(Model):
         """Raises at once what is wrong with the request. After a death of the engine the answer begins with the progress of
         the reload, and then errors come in the last event."""
         self._host.raise_unless_open(self._loaded)
-        if self._host.has(self._loaded):
+        if all(map(self._host.has, self._host.needed(self._loaded, request))):
             return self._host.answer(self._loaded, request, cancel)
         return Reviving(self._host, self._loaded, request, cancel)
 

@@ -13,6 +13,7 @@ import pickle
 import signal
 import threading
 import time
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -63,9 +64,10 @@ class Call:
 
 
 class Link:
-    """``on_death`` is called once, from the reader's thread, when the child ended without having been told to."""
+    """When the child ends without having been told to, ``on_death`` is called from the reader's thread before those who
+    wait hear of it, and ``told`` after."""
 
-    def __init__(self, settings: WorkerSettings, on_death) -> None:
+    def __init__(self, settings: WorkerSettings, on_death: Callable[[Link, GainzError], None], told: Callable[[], None]) -> None:
         context = multiprocessing.get_context("spawn")      # never fork: threads and CUDA do not survive it
         self.connection, theirs = context.Pipe()
         self.process = context.Process(target=_child, args=(theirs, settings), name="gainz-engine", daemon=True)
@@ -75,7 +77,7 @@ class Link:
         self.death: GainzError | None = None                # why no further call is possible
         self.last_beat: Beat | None = None
         self.heard = time.monotonic()
-        self._on_death = on_death
+        self._on_death, self._told = on_death, told
         self._stopping = False
         self._crash: GainzError | None = None               # the child's own last words
         self._hello, self._over = threading.Event(), threading.Event()
@@ -176,13 +178,15 @@ class Link:
             self.process.kill()
             self.process.join(5.0)
         self.death = EngineStopping("The engine was stopped.") if self._stopping else died(self.process.exitcode, self._crash)
+        if not self._stopping:
+            self._on_death(self, self.death)                # first, so that whoever is told sees the host as dead
         for call in list(self.calls.values()):
             call.inbox.put(("fail", self.death))
         self.connection.close()
         self._over.set()
         self._hello.set()
         if not self._stopping:
-            self._on_death(self, self.death)
+            self._told()
 
 
 def died(exitcode: int | None, crash: GainzError | None) -> GainzError:
