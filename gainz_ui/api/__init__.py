@@ -1,0 +1,1 @@
+"""HTTP: wire schema ↔ Request and Event, errors to statuses, and the guard before every route. No gradio, no torch."""

@@ -1,0 +1,89 @@
+"""From the engine's blocking iterator of events to the event loop, one thread for each answer, none of the loop's pool.
+
+The pool that serves short work must not be filled by long answers: with four threads and eight streams the ninth request
+would wait for a whole answer. How many answers there are at once is the engine's to bound.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from backends.base import Cancel, Event, GainzError
+
+log = logging.getLogger(__name__)
+Start = Callable[[Cancel], Iterator[Event]]
+
+
+class Answer:
+    """One generation. `batch` hands over what has come since the last call; `close` cancels it."""
+
+    def __init__(self, start: Start) -> None:
+        self.cancel = Cancel()
+        self._loop = asyncio.get_running_loop()
+        self._wake = asyncio.Event()
+        self._items: deque[Event | GainzError] = deque()
+        self._ended = False
+        threading.Thread(target=self._draw, args=(start,), name="http answer", daemon=True).start()
+
+    def _draw(self, start: Start) -> None:
+        try:
+            for event in start(self.cancel):
+                self._items.append(event)
+                self._tell()
+        except GainzError as error:
+            self._items.append(error)
+        except Exception as error:  # noqa: BLE001  a thread's fault must reach its request, not vanish with the thread
+            log.exception("an answer failed")
+            self._items.append(GainzError(f"{type(error).__name__} while answering.", remedy="The server's log has the traceback."))
+        finally:
+            self._ended = True
+            self._tell()
+
+    def _tell(self) -> None:
+        try:
+            self._loop.call_soon_threadsafe(self._wake.set)
+        except RuntimeError:        # the loop has closed: the server is gone, nobody listens
+            self.cancel.set()
+
+    async def batch(self) -> list[Event]:
+        """All events at hand, at least one; [] at the end. Raises what `submit` raised."""
+        while True:
+            self._wake.clear()
+            events: list[Event] = []
+            while self._items:
+                item = self._items.popleft()
+                if isinstance(item, GainzError):
+                    raise item
+                events.append(item)
+            if events or self._ended and not self._items:
+                return events
+            await self._wake.wait()
+
+    async def first(self) -> list[Event]:
+        """Events up to the first that says something. One that failed before a single token is raised, so that the
+        answer's status is still free to say so."""
+        found: list[Event] = []
+        while batch := await self.batch():
+            found += [event for event in batch if event.progress is None]
+            if found:
+                break
+        for event in found:
+            if event.error is not None and not any(item.ids or item.text for item in found):
+                raise event.error
+        return found
+
+    def close(self) -> None:
+        self.cancel.set()
+
+
+async def watch_disconnect(receive, cancel: Cancel) -> None:
+    """Set ``cancel`` when the client goes away. The body has been read: what still comes is the disconnect."""
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            cancel.set()
+            return

@@ -1,0 +1,231 @@
+"""/generate, /health and /metrics: wire schema ↔ Request and Event, nothing else.
+
+/generate takes one JSON object; a field that is not known or has a wrong type is refused by name. With ``stream`` the answer
+is server-sent events: one JSON object after each ``data:``, pieces of ``text`` first, the last with ``done`` and the counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from dataclasses import asdict
+from typing import Any
+
+from fastapi import APIRouter, Request as HttpRequest
+from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
+from pydantic import BaseModel, ConfigDict
+
+from backends.base import DraftSpec, Event, InvalidRequest, Message, Request, Sampling, TokenLogprob
+from gainz_ui import __version__
+from gainz_ui.api import metrics
+from gainz_ui.api.bridge import Answer, watch_disconnect
+from gainz_ui.api.errors import body as error_shape, error_body
+from gainz_ui.services.startup import Startup
+from gainz_ui.services.studio import Studio
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
+
+
+class MessageBody(Strict):
+    role: str
+    content: str
+    name: str | None = None
+
+
+class DraftBody(Strict):
+    name: str
+    length: int | None = None
+
+
+class GenerateBody(Strict):
+    """Everything of Sampling but ``n``; ranges are checked there, once for page, API and command line."""
+
+    prompt: str | list[int] | None = None
+    messages: list[MessageBody] | None = None
+    model: str | None = None
+    draft: str | DraftBody | None = None
+    stream: bool = False
+    time_limit: float | None = None
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: dict[str, float] | None = None
+    seed: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    stop: str | list[str] | None = None
+    stop_ids: list[int] | None = None
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+
+_PLAIN = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty", "seed",
+          "max_tokens", "min_tokens", "ignore_eos", "logprobs", "prompt_logprobs")
+
+
+def to_request(body: GenerateBody) -> Request:
+    """InvalidRequest names the field."""
+    if (body.prompt is None) == (body.messages is None):
+        raise InvalidRequest("Give either prompt or messages.", field="prompt")
+    if body.messages is not None:
+        prompt: Any = tuple(Message(item.role, item.content, item.name) for item in body.messages)
+    else:
+        prompt = body.prompt if isinstance(body.prompt, str) else tuple(body.prompt or ())
+    stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+    sampling = Sampling(**{name: getattr(body, name) for name in _PLAIN}, stop=stop, stop_ids=tuple(body.stop_ids or ()),
+                        logit_bias=_biases(body.logit_bias or {}))
+    draft = DraftSpec(body.draft) if isinstance(body.draft, str) else DraftSpec(body.draft.name, body.draft.length) if body.draft else None
+    return Request(prompt, sampling, draft, time_limit=body.time_limit)
+
+
+def _biases(given: dict[str, float]) -> tuple[tuple[int, float], ...]:
+    """JSON has only text as keys: they must be token ids all the same."""
+    for key in given:
+        if not key.lstrip("-").isascii() or not key.lstrip("-").isdigit() or len(key) > 12:
+            raise InvalidRequest("The keys of logit_bias are token ids.", field="logit_bias", key=key[:40])
+    return tuple((int(key), value) for key, value in given.items())
+
+
+# ---------------------------------------------------------------------------------------------- answers
+def _logprob(item: TokenLogprob | None) -> dict[str, Any] | None:
+    if item is None:
+        return None
+    return {"id": item.id, "text": item.text, "logprob": item.logprob,
+            "top": [{"id": i, "text": text, "logprob": value} for i, text, value in item.top]}
+
+
+class Tally:
+    """What the events of one answer add up to."""
+
+    def __init__(self) -> None:
+        self.text: list[str] = []
+        self.logprobs: list[dict[str, Any] | None] = []
+        self.extra: dict[str, Any] = {}
+        self.finish: str | None = None
+        self.last: Event | None = None
+
+    def add(self, event: Event) -> None:
+        self.text.append(event.text)
+        self.logprobs += [_logprob(item) for item in event.logprobs]
+        if event.prompt_logprobs is not None:
+            self.extra["prompt_logprobs"] = [_logprob(item) for item in event.prompt_logprobs]
+        if event.finish is not None:
+            self.finish = event.finish
+            if event.matched is not None:
+                self.extra["matched"] = event.matched
+        if event.last:
+            self.last = event
+
+    def counts(self) -> dict[str, Any]:
+        """finish_reason, tokens and timing; null where the answer ended without them."""
+        usage, timing = (self.last.usage, self.last.timing) if self.last else (None, None)
+        counted = asdict(usage) if usage else {"prompt_tokens": None, "completion_tokens": None}
+        return {"finish_reason": self.finish, **counted, "timing": asdict(timing) if timing else None, **self.extra}
+
+
+def _line(data: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+
+
+def _piece(event: Event) -> dict[str, Any]:
+    piece: dict[str, Any] = {"text": event.text, "ids": event.ids}
+    if event.logprobs:
+        piece["logprobs"] = [_logprob(item) for item in event.logprobs]
+    return piece
+
+
+async def _stream(answer: Answer, first: list[Event], head: dict[str, Any]) -> AsyncIterator[bytes]:
+    """One chunk for what is at hand. Leaving it, in whatever way, cancels the answer."""
+    tally, events = Tally(), first
+    try:
+        while events:
+            out = []
+            for event in events:
+                tally.add(event)
+                if event.text or event.ids:
+                    out.append(_line(_piece(event)))
+            if out:
+                yield b"".join(out)
+            events = await answer.batch()
+        end = {"text": "", "done": True, **head, **tally.counts()}
+        if tally.last is not None and tally.last.error is not None:
+            end |= error_body(tally.last.error)
+        yield _line(end)
+    finally:
+        answer.close()
+
+
+async def _whole(answer: Answer, first: list[Event], head: dict[str, Any]) -> JSONResponse:
+    tally, events = Tally(), first
+    while events:
+        for event in events:
+            tally.add(event)
+        events = await answer.batch()
+    if tally.last is not None and tally.last.error is not None:
+        raise tally.last.error
+    out = {"text": "".join(tally.text), **head, **tally.counts()}
+    if tally.logprobs:
+        out["logprobs"] = tally.logprobs
+    return JSONResponse(out)
+
+
+# ---------------------------------------------------------------------------------------------- routes
+def router(studio: Studio, startup: Startup) -> APIRouter:
+    """The three routes over one studio."""
+    routes = APIRouter()
+
+    @routes.post("/generate")
+    async def generate(body: GenerateBody, http: HttpRequest):
+        request = to_request(body)
+        head = {"model": studio.model(body.model).info.name}
+        answer = Answer(lambda cancel: studio.submit(request, body.model, cancel))
+        watcher, handed_over = asyncio.create_task(watch_disconnect(http.receive, answer.cancel)), False
+        try:
+            first = await answer.first()
+            if not body.stream:
+                return await _whole(answer, first, head)
+            handed_over = True
+        finally:
+            watcher.cancel()
+            if not handed_over:
+                answer.close()
+        return StreamingResponse(_stream(answer, first, head), media_type="text/event-stream",
+                                 headers={"cache-control": "no-store", "x-accel-buffering": "no"})
+
+    @routes.api_route("/generate", methods=["GET", "PUT", "PATCH", "DELETE"], include_in_schema=False)
+    async def generate_wrong_method():
+        return JSONResponse(error_shape("method_not_allowed", "/generate takes POST.", "curl -X POST … /generate -H 'Content-Type: "
+                                        "application/json' -d '{\"prompt\": \"Hello\", \"max_tokens\": 16}'"), 405, {"allow": "POST"})
+
+    @routes.get("/health")
+    async def health():
+        data = await asyncio.to_thread(describe_health, studio, startup)
+        return JSONResponse(data, 200 if data["ready"] else 503, {"cache-control": "no-store"})
+
+    @routes.get("/metrics")
+    async def read_metrics():
+        text, kind = await asyncio.to_thread(metrics.render, studio)
+        return PlainTextResponse(text, media_type=kind)
+
+    return routes
+
+
+def describe_health(studio: Studio, startup: Startup) -> dict[str, Any]:
+    """Ready, or why not. A start that failed leaves it not ready until some model is loaded."""
+    now, task, failed = studio.snapshot(), startup.task, startup.error
+    data: dict[str, Any] = {"ready": now.healthy and failed is None, "status": now.status, "reason": now.reason,
+                            "models": [info.name for info in now.models], "version": __version__,
+                            "running": now.running, "waiting": now.waiting, "uptime_seconds": round(now.uptime, 1)}
+    if task is not None and task.running:
+        data["progress"] = asdict(task.progress)
+    if failed is not None:
+        data |= {"status": "failed", "reason": str(failed), **error_body(failed)}
+    return data

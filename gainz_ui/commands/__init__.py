@@ -1,0 +1,1 @@
+"""One command a file: NAME, HELP, ORDER, SETTINGS (the settings it heeds), ``arguments(parser)``, ``run(settings, arguments)``."""

@@ -1,0 +1,118 @@
+"""A studio without an engine: scripted answers at a chosen pace, and a count of the steps that were really made."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+from backends.base import (Event, GainzError, Message, ModelInfo, ModelNotFound, ModelNotLoaded, QueueFull, StepFailed, Timing,
+                           TokenLogprob, Usage)
+from gainz_ui.services.signals import Signal
+from gainz_ui.services.studio import Memory, Snapshot
+
+INFO = ModelInfo("tiny", "fake", "fake F32", context=64, chat_template=True)
+
+
+class FakeStudio:
+    """``pace`` seconds a token. ``fail``: an error raised before the first event. ``break_after``: tokens until a failed step."""
+
+    def __init__(self, settings=None, words=None) -> None:
+        self.settings = settings
+        self.words = words or [f"w{i} " for i in range(32)]
+        self.pace, self.prefill, self.steps, self.running = 0.0, 0.0, 0, 0
+        self.fail: GainzError | None = None
+        self.break_after: int | None = None
+        self.status, self.reason = "ready", ""
+        self.requests: list = []
+        self.changed, self.closed = Signal(), threading.Event()
+        self.registry = SimpleNamespace(backends=())
+        self.present = {"tiny": INFO}
+
+    def model(self, name=None):
+        if name is None and not self.present:
+            raise ModelNotLoaded("No model is loaded.", field="model")
+        if name not in (None, "tiny"):
+            raise ModelNotFound(f"There is no model {name!r}.", field="model")
+        return SimpleNamespace(info=INFO)
+
+    def loaded(self):
+        return dict(self.present)
+
+    def catalog(self):
+        return [SimpleEntry("tiny")]
+
+    def load(self, name, options={}, progress=lambda p: None, cancel=None):  # noqa: B006
+        self.model(name)
+        self.present = {"tiny": INFO}
+        return INFO
+
+    def unload(self, name):
+        self.model(name)
+        self.present = {}
+
+    def submit(self, request, model=None, cancel=None):
+        self.model(model)
+        self.requests.append(request)
+        if self.fail is not None:
+            raise self.fail
+        return self._events(request, cancel)
+
+    def _events(self, request, cancel):
+        self.running += 1
+        began = time.monotonic()
+        finish, made = "length", 0
+        limit = min(request.sampling.max_tokens or 16, 10_000)
+        try:
+            deadline = began + self.prefill
+            while time.monotonic() < deadline and not cancel.is_set():
+                time.sleep(0.005)
+                self.steps += 1
+            for i in range(limit):
+                if cancel.is_set():
+                    finish = "cancelled"
+                    break
+                if self.break_after == made:
+                    yield Event(0, finish="error")
+                    yield Event(-1, usage=Usage(3, made), timing=Timing(), error=StepFailed("The step failed."))
+                    return
+                time.sleep(self.pace)
+                self.steps += 1
+                made += 1
+                logprobs = (TokenLogprob(i, self.words[i % 32], -0.5, ((i, self.words[i % 32], -0.5),)),) \
+                    if request.sampling.logprobs is not None else ()
+                yield Event(0, self.words[i % 32], (i,), logprobs, finish=finish if made == limit else None)
+            if made < limit:
+                yield Event(0, finish=finish)
+            yield Event(-1, usage=Usage(3, made, passes=made), timing=Timing(ttft_seconds=0.01, total_seconds=time.monotonic() - began))
+        finally:
+            self.running -= 1
+
+    @contextlib.contextmanager
+    def not_ready(self, reason):
+        self.status, self.reason = "starting", reason
+        try:
+            yield
+        finally:
+            self.status, self.reason = "ready", ""
+
+    def snapshot(self):
+        return Snapshot(self.status, self.reason, self.status in ("ready", "idle"), tuple(self.present.values()), (), "ready",
+                        self.running, 0, 256, Memory(8, 4, 2, 1), None, 1.0, {"tokens_total": 7, "pages.used": 3})
+
+    def close(self):
+        self.closed.set()
+
+
+class SimpleEntry:
+    """Stands in for a catalog entry: a dataclass is what `asdict` wants."""
+
+    def __new__(cls, name):
+        from gainz_ui.services.catalog import CatalogEntry
+        return CatalogEntry(name, Path("models") / name, 10, backend="fake", title="Fake", format="fake F32", loaded=True)
+
+
+FULL = QueueFull("Too many requests are waiting.", waiting=256)
+__all__ = ["FULL", "INFO", "FakeStudio", "Message"]
