@@ -1,0 +1,248 @@
+"""The native CPU target: `Ops` over the kernels in `native/`, which are built on first use (`native_build`).
+
+The residual stream is float32 whatever the weights are. A matrix with quantized weights meets activations in 8 bits, a
+scale for each 32 of them; a float matrix meets float32 rows, and above `FEW` rows the vendor's GEMM in the weights' type.
+Not for two callers at once: results live in workspace that the next call of the same op and shape reuses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from backends.errors import InvalidRequest, NotSupported
+from backends.kernels import AttentionSpec, Batch, KVLayer, QWeight, cpu_pack, native_abi as abi, native_build
+from backends.kernels.cpu_pack import NativeLinear
+
+FEW = 16                        # rows up to which a float matrix has our own kernel
+WIDEST_HEAD = 1024
+DTYPES = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+KV_TYPES = {torch.float32: abi.F32, torch.float16: abi.F16, torch.bfloat16: abi.BF16, torch.uint8: abi.U8}
+
+
+@dataclass(eq=False)
+class Rows:
+    """Rows made ready for `matmul`: floats [R, K], and beside them int8 codes with scales and sums where those are wanted."""
+
+    floats: Tensor
+    address: int                # of the descriptor
+    keep: tuple[object, ...]
+
+
+class CpuOps:
+    """See `backends.kernels.Ops` for what each op means."""
+
+    name = "cpu"
+    dtype = torch.float32
+    device = torch.device("cpu")
+    kv_types = ("float16", "bfloat16", "float32", "int8")
+
+    def __init__(self, dtype: torch.dtype | None, context: abi.Context, threads: int) -> None:
+        self.weight_dtype, self.threads = dtype, threads
+        self.detail = f"{context.isa}, {threads} thread{'s' if threads > 1 else ''}"
+        self.row_independent: int | None = None
+        self._context, self._call = context, context.call
+        self._quantized = False
+        self._small: dict[tuple, Rows | Tensor] = {}
+        self._large: dict[tuple, Rows | Tensor] = {}
+        self._large_rows = 0
+        self._bound: dict[int, tuple[object, int, tuple]] = {}      # descriptors of specs, KV layers and weights by identity
+        self._batch: tuple[Batch | None, int, tuple] = (None, 0, ())
+        self._eps: dict[float, int] = {}
+
+    # ------------------------------------------------------------------------------------------ matrices
+    def pack(self, weight: QWeight | Tensor, bias: Tensor | None = None) -> NativeLinear:
+        bias = None if bias is None else bias.detach().to("cpu", torch.float32).contiguous()
+        if isinstance(weight, QWeight):
+            self._quantized = True
+            return cpu_pack.pack_quantized(self._context, weight, bias)
+        dtype = self.weight_dtype or (weight.dtype if weight.dtype in cpu_pack.TYPES else torch.float32)
+        if dtype == torch.bfloat16:                            # the one type for which many rows go to the vendor's GEMM
+            self.row_independent = FEW
+        return cpu_pack.pack_dense(weight, bias, dtype)
+
+    def embed(self, table: NativeLinear, ids: Tensor, scale: float = 1.0) -> Tensor:
+        if ids.dtype != torch.int64 or not ids.is_contiguous():
+            ids = ids.to(torch.int64).contiguous()
+        rows = ids.shape[0]
+        x = self._matrix("embed", rows, table.columns)
+        self._call(abi.EMBED, table.address, ids.data_ptr(), rows, x.data_ptr(), self._real(scale))
+        return x
+
+    def matmul(self, a: Rows, w: NativeLinear) -> Tensor:
+        rows = a.floats.shape[0]
+        if self._vendor(rows, w):
+            return self._gemm(a, w)
+        out = self._matrix("matmul", rows, w.rows)
+        self._call(abi.MATMUL, a.address, w.address, rows, out.data_ptr(), 0)
+        return out
+
+    def matmul_add(self, a: Rows, w: NativeLinear, x: Tensor) -> None:
+        rows = a.floats.shape[0]
+        _check_stream(x, rows, w.rows)
+        if self._vendor(rows, w):
+            x += self._gemm(a, w)
+        else:
+            self._call(abi.MATMUL, a.address, w.address, rows, x.data_ptr(), 1)
+
+    def logits(self, a: Rows, w: NativeLinear, softcap: float | None = None) -> Tensor:
+        rows = a.floats.shape[0]
+        if self._vendor(rows, w):
+            scores = self._gemm(a, w)
+            return scores if softcap is None else softcap * torch.tanh(scores / softcap)
+        out = torch.empty(rows, w.rows, dtype=torch.float32)   # fresh: callers keep logits
+        self._call(abi.LOGITS, a.address, w.address, rows, out.data_ptr(), self._real(softcap or 0.0))
+        return out
+
+    @staticmethod
+    def _vendor(rows: int, w: NativeLinear) -> bool:
+        return rows > FEW and w.dense is not None and w.dense.dtype == torch.bfloat16
+
+    @staticmethod
+    def _gemm(a: Rows, w: NativeLinear) -> Tensor:
+        out = F.linear(a.floats.to(w.dense.dtype), w.dense).to(torch.float32)
+        return out if w.bias is None else out.add_(w.bias)
+
+    # ------------------------------------------------------------------------------------------ rows
+    def norm(self, x: Tensor, weight: Tensor, eps: float) -> Rows:
+        x = _floats(x)
+        rows, width = x.shape
+        out = self._rows("norm", rows, width)
+        self._call(abi.NORM, x.data_ptr(), rows, self._weight(weight), self._real(eps), out.address)
+        return out
+
+    def act(self, x: Tensor) -> Rows:
+        x = _floats(x)
+        rows, width = x.shape
+        out = self._rows("act", rows, width)
+        self._call(abi.ACT, x.data_ptr(), rows, out.address)
+        return out
+
+    def norm_add(self, y: Tensor, weight: Tensor, eps: float, x: Tensor) -> None:
+        y = _floats(y)
+        rows, width = y.shape
+        _check_stream(x, rows, width)
+        self._call(abi.NORM_ADD, y.data_ptr(), rows, self._weight(weight), self._real(eps), x.data_ptr(), width)
+
+    def glu(self, gate_up: Tensor, kind: str) -> Rows:
+        gate_up = _floats(gate_up)
+        rows, width = gate_up.shape
+        out = self._rows("glu", rows, width // 2)
+        self._call(abi.GLU_OP, gate_up.data_ptr(), rows, abi.GLU[kind], out.address)
+        return out
+
+    def attend(self, qkv: Tensor, spec: AttentionSpec, kv: KVLayer, batch: Batch) -> Rows:
+        qkv = _floats(qkv)
+        rows = qkv.shape[0]
+        out = self._rows("attend", rows, spec.heads * kv.v.shape[3])
+        if self._batch[0] is not batch:
+            self._batch = (batch, *_describe_batch(batch))
+        self._call(abi.ATTEND, qkv.data_ptr(), rows, self._once(spec, _describe_spec), self._once(kv, _describe_kv),
+                   self._batch[1], out.address)
+        return out
+
+    # ------------------------------------------------------------------------------------------ workspace and descriptors
+    def _matrix(self, op: str, rows: int, width: int) -> Tensor:
+        key = (op, rows, width)
+        found = self._store(rows).get(key)
+        if found is None:
+            found = self._store(rows)[key] = torch.empty(rows, width, dtype=torch.float32)
+        return found
+
+    def _rows(self, op: str, rows: int, width: int) -> Rows:
+        key = (op, rows, width, self._quantized)
+        found = self._store(rows).get(key)
+        if found is None:
+            found = self._store(rows)[key] = _make_rows(rows, width, self._quantized)
+        return found
+
+    def _store(self, rows: int) -> dict:
+        """Small shapes are kept for good; of the large ones only those of one number of rows. What a caller holds, lives on."""
+        if rows <= FEW:
+            return self._small
+        if rows != self._large_rows:
+            self._large.clear()
+            self._large_rows = rows
+        return self._large
+
+    def _once(self, value: object, describe) -> int:
+        found = self._bound.get(id(value))
+        if found is None:                                      # the value is kept, so that its identity stays its own
+            found = self._bound[id(value)] = (value, *describe(value))
+        return found[1]
+
+    def _weight(self, weight: Tensor) -> int:
+        return self._once(weight, _describe_weight)
+
+    def _real(self, value: float) -> int:
+        found = self._eps.get(value)
+        if found is None:
+            found = self._eps[value] = abi.bits(value)
+        return found
+
+
+def _make_rows(rows: int, width: int, quantized: bool) -> Rows:
+    floats = torch.empty(rows, width, dtype=torch.float32)
+    if not quantized:
+        line = abi.words(floats.data_ptr(), 0, 0, 0, 0, 0, 0, width, width)
+        return Rows(floats, abi.address(line), (line,))
+    blocks = -(-width // abi.BLOCK)
+    codes = torch.empty(rows, blocks * abi.BLOCK, dtype=torch.int8)
+    numbers = torch.empty(rows * blocks * 7, dtype=torch.int32)            # scale, sum32, sum16 x 2, minus8, minus8_16 x 2
+    at, step = numbers.data_ptr(), rows * blocks * 4
+    line = abi.words(floats.data_ptr(), codes.data_ptr(), at, at + step, at + 2 * step, at + 4 * step, at + 5 * step, width,
+                     blocks * abi.BLOCK)
+    return Rows(floats, abi.address(line), (line, codes, numbers))
+
+
+def _floats(x: Tensor) -> Tensor:
+    return x if x.dtype == torch.float32 and x.is_contiguous() else x.to(torch.float32).contiguous()
+
+
+def _check_stream(x: Tensor, rows: int, width: int) -> None:
+    if x.dtype != torch.float32 or not x.is_contiguous() or x.shape != (rows, width):
+        raise ValueError(f"the residual stream must be contiguous float32 [{rows}, {width}], not {x.dtype} {tuple(x.shape)}")
+
+
+def _describe_weight(weight: Tensor) -> tuple[int, tuple]:
+    kept = weight.detach().to("cpu", torch.float32).contiguous()
+    return kept.data_ptr(), (kept,)
+
+
+def _describe_spec(spec: AttentionSpec) -> tuple[int, tuple]:
+    if spec.head_dim > WIDEST_HEAD or spec.heads % spec.kv_heads or spec.heads // spec.kv_heads > 32:
+        raise NotSupported("The native kernels cannot run this attention.", heads=spec.heads, kv_heads=spec.kv_heads,
+                           head_dim=spec.head_dim, remedy="Load the model with the kernels \"aten\" or \"ref\".")
+    norms = tuple(None if norm is None else norm.detach().to("cpu", torch.float32).contiguous() for norm in (spec.q_norm, spec.k_norm))
+    line = abi.words(spec.heads, spec.kv_heads, spec.head_dim, spec.window or 0, -1 if spec.rope is None else spec.rope,
+                     *map(abi.pointer, norms), abi.bits(spec.scale), abi.bits(spec.softcap or 0.0), abi.bits(spec.norm_eps))
+    return abi.address(line), (line, norms)
+
+
+def _describe_kv(kv: KVLayer) -> tuple[int, tuple]:
+    _, heads, page, width = kv.k.shape
+    tensors = (kv.k, kv.v, kv.k_scale, kv.k_low, kv.v_scale, kv.v_low)
+    if page % 16 or 128 % page or kv.k.dtype not in KV_TYPES or not all(t is None or t.is_contiguous() for t in tensors):
+        raise NotSupported("The native kernels need contiguous KV pages of 16, 32, 64 or 128 tokens.", page=page, type=kv.k.dtype)
+    line = abi.words(*map(abi.pointer, tensors), KV_TYPES[kv.k.dtype], page, heads, width, kv.v.shape[3])
+    return abi.address(line), (line,)
+
+
+def _describe_batch(batch: Batch) -> tuple[int, tuple]:
+    kept = tuple(t if t.dtype == dtype and t.is_contiguous() else t.to(dtype).contiguous() for t, dtype in (
+        (batch.positions, torch.int64), (batch.starts, torch.int32), (batch.lengths, torch.int32), (batch.pages, torch.int32),
+        (batch.slots, torch.int64), (batch.cos, torch.float32), (batch.sin, torch.float32)))
+    pages, cos = kept[3], kept[5]
+    line = abi.words(*(t.data_ptr() for t in kept), pages.shape[0], kept[0].shape[0], pages.shape[1], cos.shape[-1])
+    return abi.address(line), (line, kept)
+
+
+def make(dtype: str, threads: int, isa: str = "") -> CpuOps:
+    """The target. ``dtype``: the type float matrices are kept in ("auto": as they are stored). ``isa`` forces an instruction
+    set, for tests. Raises MissingRequirement where the kernels cannot be built or this processor lacks them."""
+    if dtype not in DTYPES:
+        raise InvalidRequest(f"The native kernels do not know the type {dtype!r}.", field="dtype", remedy=f"Use {', '.join(DTYPES)}.")
+    return CpuOps(DTYPES[dtype], abi.Context(native_build.library(), threads, isa), threads)

@@ -1,0 +1,130 @@
+"""Matrices in the native layout: 16 weight rows side by side, 32 columns a block (see `native/abi.h`).
+
+Codes up to 4 bits are stored in 4, others in 8; a constant zero is moved to 8 or 128 by shifting the codes, which is exact.
+Scales and float biases are float16 where they fit its normal range (a relative rounding of 2^-11 where they are not float16
+already), else float32. Groups that do not fit blocks of 32 are spread over padded columns, and both they and act-order are
+served by one gather of the activations.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from backends.kernels import QWeight, native_abi as abi
+from backends.kernels.native_abi import BLOCK, LANES
+
+TYPES = {torch.float32: abi.F32, torch.float16: abi.F16, torch.bfloat16: abi.BF16}
+NORMAL_HALF = 6.2e-5            # below it float16 loses bits
+
+
+@dataclass(eq=False)
+class NativeLinear:
+    """A packed matrix. ``dense``: the float matrix [N, K] itself; None where it is quantized."""
+
+    rows: int
+    columns: int
+    nbytes: int
+    address: int                # of the descriptor
+    dense: Tensor | None
+    bias: Tensor | None
+    keep: tuple[object, ...]    # what the descriptor points to
+
+
+def pack_dense(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> NativeLinear:
+    kept = weight.detach().to("cpu", dtype).contiguous()
+    n, k = kept.shape
+    line = abi.words(kept.data_ptr(), 0, 0, abi.pointer(bias), 0, n, k, k, 0, TYPES[dtype], 0, 0, 0, 0, 0)
+    return NativeLinear(n, k, _nbytes(kept, bias), abi.address(line), kept, bias, (line, kept, bias))
+
+
+def pack_quantized(context: abi.Context, weight: QWeight, bias: Tensor | None) -> NativeLinear:
+    n, k = weight.shape
+    plan = _columns(k, weight.group)
+    width = 4 if weight.bits <= 4 else 8
+    kind, shift, offset = _offset(weight, width)
+    gather, columns = _gathers(plan, k, weight.perm)
+    codes = weight.codes.detach().to("cpu", torch.uint8).contiguous()
+    packed = torch.empty(-(-n // LANES) * LANES * plan.padded * width // 8, dtype=torch.uint8)
+    context.pack(codes.data_ptr(), n, k, plan.padded, abi.pointer(columns), width, shift, packed.data_ptr())
+    wide = not (_fits_half(weight.scale) and (kind != abi.BIAS or _fits_half(offset)))
+    number = torch.float32 if wide else torch.float16
+    scale = _side_by_side(weight.scale.to(number), plan.groups)
+    if offset is not None:
+        offset = _side_by_side(offset.to(torch.uint8 if kind == abi.ZERO else number), plan.groups)
+    line = abi.words(packed.data_ptr(), scale.data_ptr(), abi.pointer(offset), abi.pointer(bias), abi.pointer(gather),
+                     n, k, plan.padded, width, 0, plan.segment, plan.blocks, plan.groups, int(wide), kind)
+    return NativeLinear(n, k, _nbytes(packed, scale, offset, bias, gather), abi.address(line), None, bias,
+                        (line, packed, scale, offset, bias, gather))
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """How K columns in groups lie in padded ones. ``spread``: each group begins a block of its own."""
+
+    padded: int
+    segment: int
+    blocks: int
+    groups: int
+    spread: int = 0             # columns of a group before padding, where they were spread
+
+
+def _columns(k: int, group: int) -> _Columns:
+    padded = -(-k // BLOCK) * BLOCK
+    if group >= k:
+        return _Columns(padded, 32, padded // BLOCK, 1)
+    if group % BLOCK == 0:
+        return _Columns(padded, 32, group // BLOCK, -(-k // group))
+    if group == 16:
+        return _Columns(padded, 16, 0, padded // 16)
+    groups, blocks = -(-k // group), -(-group // BLOCK)
+    return _Columns(groups * blocks * BLOCK, 32, blocks, groups, group)
+
+
+def _gathers(plan: _Columns, k: int, perm: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """int32 [padded]: the input feature, and the column of the codes, that a packed column stands for; -1: none."""
+    if not plan.spread and perm is None:
+        return None, None
+    column = torch.arange(plan.padded)
+    if plan.spread:
+        size = plan.blocks * BLOCK
+        inside = column % size
+        column = torch.where(inside < plan.spread, column // size * plan.spread + inside, k)
+    column = torch.where(column < k, column, -1)
+    feature = column if perm is None else torch.where(column < 0, -1, perm.cpu()[column.clamp_min(0)])
+    return feature.to(torch.int32).contiguous(), column.to(torch.int32).contiguous()
+
+
+def _offset(weight: QWeight, width: int) -> tuple[int, int, Tensor | None]:
+    """Kind of offset, shift of the codes, and the offset's values [N, G]."""
+    if weight.bias is not None:
+        return abi.BIAS, 0, weight.bias
+    zero = weight.zero.to(torch.int32)
+    low, high = int(zero.min()), int(zero.max())
+    shift = (8 if width == 4 else 128) - low
+    if low == high and 0 <= shift <= (1 << width) - (1 << weight.bits):
+        return abi.CENTER, shift, None
+    if 0 <= low and high <= 255:
+        return abi.ZERO, 0, zero
+    return abi.BIAS, 0, -zero.to(torch.float32) * weight.scale.to(torch.float32)
+
+
+def _fits_half(values: Tensor) -> bool:
+    if values.dtype == torch.float16:
+        return True
+    size = values.abs()
+    return bool(((size == 0) | ((size >= NORMAL_HALF) & (size <= 65504))).all())
+
+
+def _side_by_side(values: Tensor, groups: int) -> Tensor:
+    """[N, G] → [N/16, groups, 16], zeros beyond N and G."""
+    n, g = values.shape
+    values = F.pad(values, (0, groups - g, 0, -n % LANES)) if groups > g or n % LANES else values
+    return values.reshape(-1, LANES, groups).transpose(1, 2).contiguous()
+
+
+def _nbytes(*tensors: Tensor | None) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors if t is not None)

@@ -1,0 +1,103 @@
+// How the attention of one pass is shared out: tiles of rows, KV heads, and for few rows the chunks of the context too.
+#pragma once
+
+namespace GAINZ_NS {
+
+static int64_t make_tiles(const Task& t, int64_t per, Tile* tiles) {
+    int64_t n = 0;
+    for (int64_t s = 0; s < t.batch.sequences; s++)
+        for (int64_t r = t.batch.starts[s]; r < t.batch.starts[s + 1]; r += per) {
+            const int64_t rows = least(per, t.batch.starts[s + 1] - r);
+            const int64_t low = t.spec.window ? most(0, t.batch.positions[r] - t.spec.window + 1) : 0;
+            tiles[n++] = Tile{s, r, rows, low / PAGE_CHUNK, t.batch.positions[r + rows - 1] / PAGE_CHUNK + 1, 0};
+        }
+    return n;
+}
+
+// every chunk of a tile in turn
+static void whole(const Task& t, const Tile& tile, int64_t head, Scratch& scratch) {
+    Room r = room(scratch, t);
+    const int64_t queries = tile.rows * t.group;
+    float *part[MAX_QUERIES], *state[MAX_QUERIES];
+    for (int64_t i = 0; i < queries; i++) {
+        part[i] = r.parts + i * t.state();
+        state[i] = t.partial + ((tile.row + i / t.group) * t.spec.heads + head * t.group + i % t.group) * t.state();
+        state[i][1] = 0.f;
+    }
+    for (int64_t chunk = tile.first; chunk < tile.last; chunk++) {
+        chunk_sums(t, tile, head, chunk, r, part);
+        for (int64_t i = 0; i < queries; i++) combine(state[i], part[i], t.value);
+    }
+    for (int64_t i = 0; i < queries; i++) finish(t, tile.row + i / t.group, head * t.group + i % t.group, state[i]);
+}
+
+static void piece(const Task& t, const Tile& tile, int64_t head, int64_t chunk, Scratch& scratch) {
+    Room r = room(scratch, t);
+    const int64_t queries = tile.rows * t.group, chunks = tile.last - tile.first;
+    float* part[MAX_QUERIES];
+    for (int64_t i = 0; i < queries; i++)
+        part[i] = t.partial + (tile.slot + (head * queries + i) * chunks + chunk - tile.first) * t.state();
+    chunk_sums(t, tile, head, chunk, r, part);
+}
+
+static void join(const Task& t, const Tile& tile) {
+    const int64_t queries = tile.rows * t.group, chunks = tile.last - tile.first;
+    for (int64_t head = 0; head < t.spec.kv_heads; head++)
+        for (int64_t i = 0; i < queries; i++) {
+            float* state = t.partial + (tile.slot + (head * queries + i) * chunks) * t.state();
+            for (int64_t c = 1; c < chunks; c++) combine(state, state + c * t.state(), t.value);
+            finish(t, tile.row + i / t.group, head * t.group + i % t.group, state);
+        }
+}
+
+static void split(Context& c, const Task& t, Tile* tiles, int64_t count, bool alone) {
+    int64_t pieces = 0;
+    for (int64_t i = 0; i < count; i++) pieces += (tiles[i].last - tiles[i].first) * t.spec.kv_heads;
+    auto job = [&](int64_t index, int thread) {
+        for (int64_t i = 0; i < count; i++) {
+            const int64_t chunks = tiles[i].last - tiles[i].first, mine = chunks * t.spec.kv_heads;
+            if (index < mine) return piece(t, tiles[i], index / chunks, tiles[i].first + index % chunks, c.own[thread]);
+            index -= mine;
+        }
+    };
+    if (alone) for (int64_t i = 0; i < pieces; i++) job(i, 0);
+    else parallel(*c.pool, pieces, job);
+    for (int64_t i = 0; i < count; i++) join(t, tiles[i]);
+}
+
+// qkv, rows, spec, kv, batch, act
+static void attend(Context& c, const int64_t* w) {
+    const Spec& spec = *ptr<const Spec>(w[2]);
+    const KV& kv = *ptr<const KV>(w[3]);
+    const Batch& batch = *ptr<const Batch>(w[4]);
+    const Act& out = *ptr<const Act>(w[5]);
+    Task t{ptr<const float>(w[0]), spec, kv, batch, out, nullptr, nullptr, spec.heads / spec.kv_heads,
+           ceil_div(spec.head_dim, 16) * 16, ceil_div(kv.value_width, 16) * 16};
+    const int64_t rows = w[1], per = most(1, MAX_QUERIES / t.group);
+    const int64_t most_tiles = rows / per + batch.sequences;
+    const size_t for_tiles = static_cast<size_t>(most_tiles) * sizeof(Tile), for_q = static_cast<size_t>(rows * spec.heads * t.key) * 4;
+    Tile* tiles = (Tile*)c.shared.need(for_tiles);
+    const int64_t count = make_tiles(t, per, tiles);
+    const bool splitting = count * spec.kv_heads < 8 * c.threads;
+    int64_t states = rows * spec.heads, work = 0;
+    for (int64_t i = 0, slot = 0; i < count; i++) {
+        tiles[i].slot = slot;
+        slot += (tiles[i].last - tiles[i].first) * spec.kv_heads * tiles[i].rows * t.group;
+        work += batch.lengths[tiles[i].sequence] * tiles[i].rows * spec.heads;
+        if (splitting) states = slot;
+    }
+    // asked for again with the true size; what was written is kept
+    char* p = c.shared.need(for_tiles + for_q + static_cast<size_t>(states * t.state()) * 4 + 64);
+    tiles = (Tile*)p;
+    t.q = (float*)(p + for_tiles);
+    t.partial = t.q + for_q / 4;
+    each_row(c, rows, (spec.heads + 2 * spec.kv_heads) * spec.head_dim, [&](int64_t r) { place(t, r); });
+    if (splitting) split(c, t, tiles, count, work * t.key < 40000);
+    else {
+        auto job = [&](int64_t i, int thread) { whole(t, tiles[count - 1 - i / spec.kv_heads], i % spec.kv_heads, c.own[thread]); };
+        parallel(*c.pool, count * spec.kv_heads, job);
+    }
+    each_row(c, rows, out.k, [&](int64_t r) { quantize(out, r); });
+}
+
+}  // namespace GAINZ_NS

@@ -1,0 +1,276 @@
+// Attention over pages: place (head norm, rotation, writing K and V), partial softmax over chunks of 128 tokens, combination.
+// Chunks are counted from the sequence's start and combined in order, so a row's bits depend on its position alone: not on
+// how a prompt was cut, nor on which rows share a tile, nor on how many threads there are.
+#pragma once
+
+namespace GAINZ_NS {
+
+constexpr int MAX_QUERIES = 32;     // rows of a tile times query heads of a group
+constexpr float NOTHING = -3.0e38f;
+
+struct Tile { int64_t sequence, row, rows, first, last, slot; };      // chunks first … last - 1; slot: of its partial sums
+
+struct Task {
+    const float* qkv; const Spec& spec; const KV& kv; const Batch& batch; const Act& out;
+    float* q; float* partial;
+    int64_t group, key, value;      // query heads of a KV head; widths padded to 16
+    int64_t state() const { return value + 16; }                      // [0] maximum, [1] sum, [16 …] weighted values
+};
+
+// ------------------------------------------------------------------------------------------------ place
+static inline void rotate(float* x, const float* cos, const float* sin, int64_t half_width) {
+    for (int64_t i = 0; i < half_width; i += W) {
+        const int n = static_cast<int>(least(W, half_width - i));
+        const vf a = load_n(x + i, n), b = load_n(x + half_width + i, n), c = load_n(cos + i, n), s = load_n(sin + i, n);
+        store_n(x + i, sub(mul(a, c), mul(b, s)), n);
+        store_n(x + half_width + i, add(mul(b, c), mul(a, s)), n);
+    }
+}
+
+static inline uint16_t to_bf16(float x) {
+    uint32_t u;
+    __builtin_memcpy(&u, &x, 4);
+    if (x != x) return static_cast<uint16_t>(u >> 16 | 64);
+    return static_cast<uint16_t>((u + 0x7fff + (u >> 16 & 1)) >> 16);
+}
+
+// one head's key or value into its place; `at`: (page * heads + head) * page size + offset
+static inline void keep(const float* x, int64_t width, int64_t type, void* pages, int64_t at, float* scale, float* low) {
+    const int64_t to = at * width;
+    if (type == F32) { __builtin_memcpy((float*)pages + to, x, static_cast<size_t>(width) * 4); return; }
+    if (type == F16) {
+        for (int64_t i = 0; i < width; i += W) {
+            const int n = static_cast<int>(least(W, width - i));
+            store_n((half*)pages + to + i, load_n(x + i, n), n);
+        }
+        return;
+    }
+    if (type == BF16) { for (int64_t i = 0; i < width; i++) ((uint16_t*)pages)[to + i] = to_bf16(x[i]); return; }
+    float least_value = x[0], most_value = x[0];
+    for (int64_t i = 1; i < width; i++) {
+        least_value = x[i] < least_value ? x[i] : least_value;
+        most_value = x[i] > most_value ? x[i] : most_value;
+    }
+    const float step = (most_value - least_value) / 255.f, tiny = 1.17549435e-38f, divisor = step > tiny ? step : tiny;
+    for (int64_t i = 0; i < width; i++) {
+        const float code = __builtin_rintf((x[i] - least_value) / divisor);
+        ((uint8_t*)pages)[to + i] = static_cast<uint8_t>(code < 0.f ? 0.f : code > 255.f ? 255.f : code);
+    }
+    scale[at] = step;
+    low[at] = least_value;
+}
+
+static inline void place(const Task& t, int64_t r) {
+    const Spec& s = t.spec;
+    const KV& kv = t.kv;
+    const int64_t width = s.head_dim, all = s.heads + 2 * s.kv_heads, slot = t.batch.slots[r];
+    const float *cos = nullptr, *sin = nullptr;
+    if (s.rope >= 0) { cos = t.batch.cos + (s.rope * t.batch.rows + r) * t.batch.half; sin = t.batch.sin + (s.rope * t.batch.rows + r) * t.batch.half; }
+    for (int64_t h = 0; h < all; h++) {
+        const float* from = t.qkv + (r * all + h) * width;
+        const bool query = h < s.heads, value = h >= s.heads + s.kv_heads;
+        float own[1024];
+        float* x = query ? t.q + (r * s.heads + h) * t.key : own;
+        const float* weight = query ? s.q_norm : value ? nullptr : s.k_norm;
+        if (weight) scaled(from, inverse_rms(from, width, static_cast<float>(s.eps)), weight, x, width, false);
+        else __builtin_memcpy(x, from, static_cast<size_t>(width) * 4);
+        if (!value && s.rope >= 0) rotate(x, cos, sin, t.batch.half);
+        if (query) {
+            const float scale = static_cast<float>(s.scale);
+            for (int64_t i = 0; i < t.key; i++) x[i] = i < width ? x[i] * scale : 0.f;
+        } else {
+            const int64_t head = value ? h - s.heads - s.kv_heads : h - s.heads;
+            const int64_t at = (slot / kv.page * kv.heads + head) * kv.page + slot % kv.page;
+            keep(x, width, kv.type, value ? kv.v : kv.k, at, value ? kv.v_scale : kv.k_scale, value ? kv.v_low : kv.k_low);
+        }
+    }
+}
+
+// ------------------------------------------------------------------------------------------------ one page
+template <class T> static inline void widen_rows(const T* page, int64_t width, int64_t padded, int64_t tokens, float* out) {
+    for (int64_t t = 0; t < 16; t++)
+        for (int64_t i = 0; i < padded; i += W) {
+            const int n = static_cast<int>(least(W, width - i));
+            store(out + t * padded + i, t >= tokens || n <= 0 ? zero() : n == W ? load(page + t * width + i) : load_n(page + t * width + i, n));
+        }
+}
+
+// `tokens` rows of one head's page as floats [16, padded], the rest zeros: what lies there is nobody's
+static inline void open_page(const KV& kv, const void* pages, int64_t at, int64_t width, int64_t padded, int64_t tokens, float* out) {
+    if (kv.type == F32) widen_rows((const float*)pages + at * width, width, padded, tokens, out);
+    else if (kv.type == F16) widen_rows((const half*)pages + at * width, width, padded, tokens, out);
+    else if (kv.type == BF16) widen_rows((const bfloat*)pages + at * width, width, padded, tokens, out);
+    else widen_rows((const uint8_t*)pages + at * width, width, padded, tokens, out);
+}
+
+// scores of QB queries with the 16 tokens of a page, columns [padded][16]
+template <int QB> static inline void score(const float* const* q, const float* columns, int64_t padded, float* const* out) {
+    for (int part = 0; part < 16 / W; part++) {
+        vf s[QB][4];
+        for (int i = 0; i < QB; i++) for (int j = 0; j < 4; j++) s[i][j] = zero();
+        for (int64_t d = 0; d < padded; d += 4)
+#pragma GCC unroll 4
+            for (int j = 0; j < 4; j++) {
+                const vf k = load(columns + (d + j) * 16 + part * W);
+#pragma GCC unroll 4
+                for (int i = 0; i < QB; i++) s[i][j] = fma(set1(q[i][d + j]), k, s[i][j]);
+            }
+        for (int i = 0; i < QB; i++) store(out[i] + part * W, add(add(s[i][0], s[i][1]), add(s[i][2], s[i][3])));
+    }
+}
+
+// weighted sum of 16 rows [16][padded] into QB accumulators
+template <int QB> static inline void mix(const float* const* p, const float* rows, int64_t padded, int64_t tokens, float* const* acc) {
+    int64_t c = 0;
+    for (; c + 2 * W <= padded; c += 2 * W) {
+        vf a[QB][2];
+        for (int i = 0; i < QB; i++) { a[i][0] = load(acc[i] + c); a[i][1] = load(acc[i] + c + W); }
+        for (int64_t t = 0; t < tokens; t++) {
+            const vf v0 = load(rows + t * padded + c), v1 = load(rows + t * padded + c + W);
+#pragma GCC unroll 4
+            for (int i = 0; i < QB; i++) {
+                const vf w = set1(p[i][t]);
+                a[i][0] = fma(w, v0, a[i][0]);
+                a[i][1] = fma(w, v1, a[i][1]);
+            }
+        }
+        for (int i = 0; i < QB; i++) { store(acc[i] + c, a[i][0]); store(acc[i] + c + W, a[i][1]); }
+    }
+    for (; c < padded; c += W)
+        for (int i = 0; i < QB; i++) {
+            vf a = load(acc[i] + c);
+            for (int64_t t = 0; t < tokens; t++) a = fma(set1(p[i][t]), load(rows + t * padded + c), a);
+            store(acc[i] + c, a);
+        }
+}
+
+// ------------------------------------------------------------------------------------------------ one chunk
+// scores → weights in place over the tokens [lo, hi) of a chunk, zeros elsewhere; returns maximum and sum
+static inline void soften(float* s, int64_t lo, int64_t hi, int64_t length, float* top, float* total) {
+    for (int64_t t = 0; t < length; t++) if (t < lo || t >= hi) s[t] = NOTHING;
+    vf m = set1(NOTHING);
+    for (int64_t t = 0; t < length; t += W) m = max(m, load(s + t));
+    *top = largest(m);
+    vf l = zero();
+    for (int64_t t = 0; t < length; t += W) {
+        vf e = exp(sub(load(s + t), set1(*top)));
+        if (t < lo || t + W > hi) {
+            float lane[W];
+            store(lane, e);
+            for (int i = 0; i < W; i++) if (t + i < lo || t + i >= hi) lane[i] = 0.f;
+            e = load(lane);
+        }
+        store(s + t, e);
+        l = add(l, e);
+    }
+    *total = sum(l);
+}
+
+static inline void softcap(float* s, int64_t length, float cap) {
+    for (int64_t t = 0; t < length; t += W) {
+        const vf e = exp(mul(load(s + t), set1(2.f / cap)));
+        store(s + t, mul(set1(cap), sub(set1(1.f), div(set1(2.f), add(set1(1.f), e)))));
+    }
+}
+
+static inline float exp1(float x) { float lane[W]; store(lane, exp(set1(x))); return lane[0]; }
+
+// state of the chunks before, joined by the next chunk's; state[1] == 0: there were none
+static inline void combine(float* state, const float* next, int64_t value) {
+    if (next[1] == 0.f) return;
+    if (state[1] == 0.f) { __builtin_memcpy(state, next, static_cast<size_t>(value + 16) * 4); return; }
+    const float top = state[0] > next[0] ? state[0] : next[0], a = exp1(state[0] - top), b = exp1(next[0] - top);
+    state[1] = state[1] * a + next[1] * b;
+    state[0] = top;
+    for (int64_t i = 16; i < value + 16; i += W) store(state + i, fma(load(state + i), set1(a), mul(load(next + i), set1(b))));
+}
+
+struct Room { float *page, *columns, *scores, *parts; };     // one thread's: [16 w], [16 w], [queries, 128 + 16], [queries, state]
+
+static inline Room room(Scratch& s, const Task& t) {
+    const int64_t width = most(t.key, t.value);
+    float* p = (float*)s.need(static_cast<size_t>(width * 32 + MAX_QUERIES * (PAGE_CHUNK + 16) + MAX_QUERIES * t.state()) * 4);
+    return Room{p, p + width * 16, p + width * 32, p + width * 32 + MAX_QUERIES * (PAGE_CHUNK + 16)};
+}
+
+// partial sums of a tile's queries over one chunk, into out[query] (state() floats each)
+static void chunk_sums(const Task& t, const Tile& tile, int64_t head, int64_t chunk, Room& room, float* const* out) {
+    const Spec& s = t.spec;
+    const KV& kv = t.kv;
+    const int64_t queries = tile.rows * t.group, from = chunk * PAGE_CHUNK;
+    const int64_t last = t.batch.positions[tile.row + tile.rows - 1];               // the tile's last row sees furthest
+    const int64_t length = least(PAGE_CHUNK, last + 1 - from), pages = ceil_div(length, 16), padded = pages * 16;
+    const int64_t seen = s.window ? most(0, t.batch.positions[tile.row] - s.window + 1 - from) / 16 : 0;   // pages nobody sees
+    const int32_t* table = t.batch.pages + tile.sequence * t.batch.page_stride + from / kv.page;
+    const float* q[MAX_QUERIES];
+    float *p[MAX_QUERIES], *acc[MAX_QUERIES];
+    for (int64_t i = 0; i < queries; i++) {
+        q[i] = t.q + ((tile.row + i / t.group) * s.heads + head * t.group + i % t.group) * t.key;
+        p[i] = room.scores + i * (PAGE_CHUNK + 16);
+        acc[i] = out[i] + 16;
+    }
+    for (int64_t page = seen; page < pages; page++) {
+        const int64_t at = (table[page] * kv.heads + head) * kv.page;
+        open_page(kv, kv.k, at, kv.key_width, t.key, least(16, length - page * 16), room.page);
+        transpose16(room.page, t.key, t.key, room.columns);
+        for (int64_t i = 0; i < queries;) {
+            float* to[4];
+            const int64_t n = queries - i >= 4 ? 4 : queries - i >= 3 ? 3 : queries - i >= 2 ? 2 : 1;
+            for (int64_t j = 0; j < n; j++) to[j] = p[i + j] + page * 16;
+            if (n == 4) score<4>(q + i, room.columns, t.key, to);
+            else if (n == 3) score<3>(q + i, room.columns, t.key, to);
+            else if (n == 2) score<2>(q + i, room.columns, t.key, to);
+            else score<1>(q + i, room.columns, t.key, to);
+            i += n;
+        }
+        if (kv.type != U8) continue;
+        for (int64_t i = 0; i < queries; i++) {      // q·(code * scale + low) = (q·code) * scale + low * Σq
+            vf total = zero();
+            for (int64_t d = 0; d < t.key; d += W) total = add(total, load(q[i] + d));
+            const float low = sum(total);
+            for (int part = 0; part < 16; part += W) {
+                float* y = p[i] + page * 16 + part;
+                store(y, fma(load(kv.k_low + at + part), set1(low), mul(load(y), load(kv.k_scale + at + part))));
+            }
+        }
+    }
+    for (int64_t i = 0; i < queries; i++) {
+        const int64_t position = t.batch.positions[tile.row + i / t.group];
+        const int64_t hi = least(length, position + 1 - from), lo = s.window ? most(0, position - s.window + 1 - from) : 0;
+        float* o = out[i];
+        for (int64_t c = 0; c < t.state(); c += W) store(o + c, zero());
+        for (int64_t j = 0; j < seen * 16; j += W) store(p[i] + j, zero());
+        if (hi <= lo) { for (int64_t j = 0; j < padded; j++) p[i][j] = 0.f; continue; }
+        if (s.softcap > 0) softcap(p[i] + seen * 16, padded - seen * 16, static_cast<float>(s.softcap));
+        soften(p[i], lo, hi, padded, o, o + 1);
+    }
+    for (int64_t page = seen; page < pages; page++) {
+        const int64_t at = (table[page] * kv.heads + head) * kv.page, tokens = least(16, length - page * 16);
+        open_page(kv, kv.v, at, kv.value_width, t.value, tokens, room.page);
+        if (kv.type == U8)
+            for (int64_t k = 0; k < tokens; k++)
+                for (int64_t c = 0; c < t.value; c += W) {
+                    float* y = room.page + k * t.value + c;
+                    store(y, fma(load(y), set1(kv.v_scale[at + k]), set1(kv.v_low[at + k])));
+                }
+        for (int64_t i = 0; i < queries;) {
+            const float* w[4];
+            const int64_t n = queries - i >= 4 ? 4 : queries - i >= 3 ? 3 : queries - i >= 2 ? 2 : 1;
+            for (int64_t j = 0; j < n; j++) w[j] = p[i + j] + page * 16;
+            if (n == 4) mix<4>(w, room.page, t.value, tokens, acc + i);
+            else if (n == 3) mix<3>(w, room.page, t.value, tokens, acc + i);
+            else if (n == 2) mix<2>(w, room.page, t.value, tokens, acc + i);
+            else mix<1>(w, room.page, t.value, tokens, acc + i);
+            i += n;
+        }
+    }
+}
+
+static inline void finish(const Task& t, int64_t row, int64_t head, const float* state) {
+    float* y = t.out.rows + row * t.out.k + head * t.kv.value_width;
+    const vf inverse = set1(1.f / state[1]);
+    for (int64_t i = 0; i < t.kv.value_width; i += W)
+        store_n(y + i, mul(load(state + 16 + i), inverse), static_cast<int>(least(W, t.kv.value_width - i)));
+}
+
+}  // namespace GAINZ_NS

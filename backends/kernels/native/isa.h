@@ -1,0 +1,14 @@
+// The ops of one instruction set, as a table. Included last by each isa_*.cpp, whose namespace keeps its code apart: an
+// inline function shared by name could be linked from the wrong file and stop an older CPU.
+#pragma once
+#include "pool.h"
+
+#include "rows.h"
+#include "matmul.h"
+#include "attention.h"
+#include "attend.h"
+
+namespace GAINZ_NS {
+extern const Kernels table;
+const Kernels table = {GAINZ_NAME, {embed, norm, act, matmul, norm_add, glu, attend, logits}};
+}  // namespace GAINZ_NS

@@ -1,0 +1,5 @@
+// AVX-512 with VNNI: Ice Lake, Sapphire Rapids, Zen 4 and later.
+#define GAINZ_NS gainz_avx512
+namespace GAINZ_NS { constexpr int TILE = 8; }
+#include "simd_avx512.h"
+#include "isa.h"

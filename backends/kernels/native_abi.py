@@ -1,0 +1,110 @@
+"""The C interface of the native kernels through ctypes: descriptors, instructions, a context.
+
+Mirrors `native/abi.h` word for word and knows nothing else: no models, no layouts beyond the words' order. Descriptors hold
+borrowed pointers; whoever makes one keeps the tensors alive beside it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import struct
+from array import array
+from pathlib import Path
+
+from torch import Tensor
+
+from backends.errors import MissingRequirement
+
+ABI = 1
+F32, F16, BF16, U8 = range(4)
+CENTER, ZERO, BIAS = range(3)
+GLU = {"silu": 0, "gelu_tanh": 1, "gelu": 2}
+EMBED, NORM, ACT, MATMUL, NORM_ADD, GLU_OP, ATTEND, LOGITS = range(8)
+WORDS = 12                      # of an instruction: the op and its arguments
+LANES, BLOCK = 16, 32
+
+
+def bits(value: float) -> int:
+    """A double as the 64-bit word that carries it."""
+    return struct.unpack("q", struct.pack("d", value))[0]
+
+
+def pointer(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def words(*values: int) -> array:
+    """A descriptor. Its address is `address(…)`."""
+    return array("q", values)
+
+
+def address(descriptor: array) -> int:
+    return descriptor.buffer_info()[0]
+
+
+@functools.cache                # one image of one file; ctypes would return the same handle
+def open_library(path: Path) -> ctypes.CDLL:
+    try:
+        lib = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise MissingRequirement("The native kernels were built but cannot be loaded.", file=str(path), error=str(error),
+                                 remedy="Remove the file and start again; it is built anew.") from error
+    word, pointer_type = ctypes.c_int64, ctypes.c_void_p
+    lib.gainz_abi.restype, lib.gainz_abi.argtypes = word, ()
+    lib.gainz_open.restype, lib.gainz_open.argtypes = pointer_type, (ctypes.c_char_p, word)
+    lib.gainz_close.restype, lib.gainz_close.argtypes = None, (pointer_type,)
+    lib.gainz_isa.restype, lib.gainz_isa.argtypes = ctypes.c_char_p, (pointer_type,)
+    lib.gainz_run.restype, lib.gainz_run.argtypes = ctypes.c_int, (pointer_type, pointer_type, word)
+    lib.gainz_pack.restype = None
+    lib.gainz_pack.argtypes = (pointer_type, pointer_type, word, word, word, pointer_type, word, word, pointer_type)
+    if lib.gainz_abi() != ABI:
+        raise MissingRequirement("The native kernels are of another version.", file=str(path), found=lib.gainz_abi(), wanted=ABI)
+    return lib
+
+
+class Context:
+    """A pool of threads, scratch memory and the ops of one instruction set. Not for two callers at once.
+
+    isa: "" (the best there is), "avx512", "avxvnni", "avx2", "neon", "portable"; MissingRequirement where it is not to be had.
+    """
+
+    def __init__(self, path: Path, threads: int, isa: str = "") -> None:
+        self._lib = open_library(path)
+        self._handle = self._lib.gainz_open(isa.encode(), threads)
+        if not self._handle:
+            raise MissingRequirement("This processor or this build has no native kernels of the kind asked for.",
+                                     kind=isa or "any", threads=threads, remedy="Leave the kernels at \"auto\".")
+        self.isa = self._lib.gainz_isa(self._handle).decode()
+        self._line = array("q", [0] * WORDS)
+        self._at = address(self._line)
+        self._fill = {n: struct.Struct(f"{n}q").pack_into for n in range(1, WORDS + 1)}
+        self._run = self._lib.gainz_run
+
+    def call(self, *line: int) -> None:
+        """Run one instruction."""
+        self._fill[len(line)](self._line, 0, *line)
+        if self._run(self._handle, self._at, 1):
+            self._fail(self._run(self._handle, self._at, 0))
+
+    def run(self, program: array) -> None:
+        """Run a whole program: instructions of `WORDS` words."""
+        code = self._run(self._handle, address(program), len(program) // WORDS)
+        if code:
+            self._fail(code)
+
+    def pack(self, codes: int, rows: int, columns: int, padded: int, gather: int, width: int, shift: int, out: int) -> None:
+        self._lib.gainz_pack(self._handle, codes, rows, columns, padded, gather, width, shift, out)
+
+    def close(self) -> None:
+        if self._handle:
+            self._lib.gainz_close(self._handle)
+            self._handle = None
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None):
+            self.close()
+
+    @staticmethod
+    def _fail(code: int) -> None:
+        raise MemoryError("the native kernels' workspace") if code != 1 else AssertionError("unknown instruction")
