@@ -1,0 +1,76 @@
+"""Every sentence of the page in English and 中文: one table a language, keyed alike.
+
+Static texts travel as keys and become words in the browser (`T`); texts that a listener makes are looked up here (`tr`)
+in the language of the page that asked (`language`). A missing key is an error, never a blank. Knows no layout.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from backends.base import GainzError
+from gainz_ui.early import LANGUAGE_COOKIE
+
+LANGUAGES = ("en", "zh")
+TAGS = {"en": "en", "zh": "zh-CN"}      # what the browser calls them
+
+
+@cache
+def texts(language: str) -> Mapping[str, str]:
+    return json.loads((Path(__file__).parent / "locale" / f"{language}.json").read_text(encoding="utf-8"))
+
+
+def tr(language: str, key: str, **values: Any) -> str:
+    """The text in one language, ``{name}`` filled in. KeyError for a key that is not in the table: that is our bug."""
+    return texts(language)[key].format(**values) if values else texts(language)[key]
+
+
+def has(key: str) -> bool:
+    return key in texts("en")
+
+
+def bundle() -> Any:
+    """What Gradio wants when it is mounted."""
+    import gradio as gr
+    return gr.I18n(**{TAGS[name]: dict(texts(name)) for name in LANGUAGES})
+
+
+def T(key: str) -> Any:  # noqa: N802  short, as it stands in every line of the layout
+    """A text that the browser puts in its own language. KeyError as `tr`."""
+    from gradio.i18n import I18nData
+    for name in LANGUAGES:
+        texts(name)[key]
+    return I18nData(key)
+
+
+def language(request: Any) -> str:
+    """"en" or "zh": the choice in the cookie, else what the browser prefers. ``request``: a gr.Request, or None."""
+    cookies, headers = getattr(request, "cookies", None) or {}, getattr(request, "headers", None) or {}
+    chosen = cookies.get(LANGUAGE_COOKIE)
+    if chosen in LANGUAGES:
+        return chosen
+    return "zh" if str(headers.get("accept-language", "")).lower().startswith("zh") else "en"
+
+
+def option_label(language: str | None, name: str, fallback: str) -> Any:
+    """An option's label: the table's, else the text beside the option's definition. ``language`` None: for the browser."""
+    key = f"option_{name}"
+    if not has(key):
+        return fallback
+    return T(key) if language is None else tr(language, key)
+
+
+def explain(language: str, error: GainzError) -> tuple[str, str, str]:
+    """(title, what happened, what to do). Titles and general advice are translated by the error's code; the facts of this
+    instance stay in the words of the program, as they stand in the log."""
+    facts = ", ".join(f"{key} = {value}" for key, value in error.evidence.items())
+    what = f"{error.cause} ({facts})" if facts else error.cause
+    if language == "en" or not f"error_{error.code}" in texts(language):
+        return error.title, what, error.remedy
+    general = error.remedy == error.advice
+    advice = texts(language).get(f"advice_{error.code}", error.remedy) if general else error.remedy
+    return tr(language, f"error_{error.code}"), what, advice

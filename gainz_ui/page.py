@@ -1,0 +1,51 @@
+"""What every tab is given: the services, and the few components that tabs share. No logic of any tab."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from gainz_ui.services.answers import Answers
+
+
+@dataclass
+class Page:
+    """``version``: a gr.State that changes when models come or go: tabs listen to its ``change``. ``tabs``: the gr.Tabs, so that
+    a button may open another tab. ``on_load``: what is to run when a page opens."""
+
+    studio: Any
+    settings: Any
+    store: Any
+    tasks: Any
+    doctor: Any
+    answers: Answers
+    startup: Any = None                 # services.startup.Startup, where the server has one
+    version: Any = None
+    tabs: Any = None
+    gate_timer: Any = None              # ticks only while no model can answer
+    browser: dict[str, Any] = field(default_factory=dict)      # gr.BrowserStates by name
+    loads: list[dict[str, Any]] = field(default_factory=list)  # keyword arguments for Blocks.load
+
+    def on_load(self, fn: Callable, inputs: Any = None, outputs: Any = None, **more: Any) -> None:
+        self.loads.append({"fn": fn, "inputs": inputs, "outputs": outputs, **more})
+
+
+    def startup_task(self) -> Any:
+        return self.startup.task if self.startup is not None else None
+
+    def startup_error(self) -> Any:
+        return self.startup.error if self.startup is not None else None
+
+    def start_again(self) -> None:
+        if self.startup is not None:
+            self.startup.begin()
+
+
+@dataclass(frozen=True)
+class Tab:
+    """One file in tabs/ defines ``TAB``. ``title``: key of a text; ``build`` makes the tab's layout and listeners."""
+
+    title: str
+    order: int
+    build: Callable[[Page], None]

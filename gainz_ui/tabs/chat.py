@@ -1,0 +1,181 @@
+"""The chat tab: layout and wiring. What happens is in `chat_flow`, what is shown in `chat_view`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gradio as gr
+
+from backends.base import Sampling
+from gainz_ui.forms import Form
+from gainz_ui.i18n import T, language, tr
+from gainz_ui.page import Page, Tab
+from gainz_ui.services.chat import PRESETS, Chat, to_export, to_markdown
+from gainz_ui.tabs import chat_view as show
+from gainz_ui.tabs.chat_flow import Flow, titles
+from gainz_ui.tabs.chat_presets import Presets
+
+# one choice an answer, and no log-probabilities: the chat does not show them
+SKIPPED = ("n", "logprobs", "prompt_logprobs")
+FOLDED = ("min_p", "repetition_penalty", "frequency_penalty", "presence_penalty", "logit_bias", "seed", "min_tokens", "stop",
+          "stop_ids", "ignore_eos")
+PRIVATE = {"api_visibility": "private", "show_progress": "hidden"}
+THINKING = [("<think>", "</think>")]
+
+# The answer goes on without the page; when the page is looked at again, it asks for what it missed.
+COME_BACK = """() => { if (!window.gainzVisible) { window.gainzVisible = true; let away = 0;
+  document.addEventListener('visibilitychange', () => {
+    if (document.hidden) { away = Date.now(); return; }
+    const button = document.querySelector('#gz-resume');
+    if (away && Date.now() - away > 15000 && button) { button.click(); }
+  }); } }"""
+DOWNLOAD = """(name, text, kind) => { const link = document.createElement('a');
+  link.href = URL.createObjectURL(new Blob([text], {type: kind})); link.download = name; link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10000); }"""
+
+
+def build(page: Page) -> None:
+    parts: dict[str, Any] = {"chat": page.browser["chat"], "earlier": page.browser["earlier"]}
+    with gr.Row(elem_classes="gz-page"):
+        with gr.Column(scale=3, min_width=320):
+            _conversation(parts)
+            _api(parts)
+        with gr.Column(scale=1, min_width=300):
+            form = _settings(parts)
+    flow = Flow(page, parts, form.make)
+    presets = Presets(page, parts, form)
+    _wire_asking(page, parts, flow, form)
+    _wire_rest(page, parts, flow)
+    presets.wire()
+    _wire_models(page, parts)
+
+
+# ---------------------------------------------------------------------------------------------- layout
+def _conversation(parts: dict[str, Any]) -> None:
+    with gr.Column(elem_classes="gz-card"):
+        parts["gate"] = gr.HTML(visible=False, elem_id="gz-gate")
+        with gr.Row(elem_classes="gz-actions", visible=False) as parts["gate_actions"]:
+            parts["to_models"] = gr.Button(T("open_models"), variant="primary", elem_classes="gz-fit", elem_id="gz-open-models")
+            parts["start_again"] = gr.Button(T("try_again"), visible=False, elem_classes="gz-fit", elem_id="gz-start-again")
+        parts["chatbot"] = gr.Chatbot(
+            elem_id="gz-chatbot", show_label=False, label=T("tab_chat"), height="54vh", min_height=260, editable="all", allow_tags=False,
+            buttons=["copy"], layout="bubble", placeholder=T("chat_placeholder"), group_consecutive_messages=False,
+            reasoning_tags=THINKING, container=False)
+        parts["notice"] = gr.HTML(visible=False, elem_id="gz-notice")
+        with gr.Row(elem_id="gz-compose"):
+            parts["composer"] = gr.Textbox(show_label=False, label=T("message"), placeholder=T("composer"), lines=1, max_lines=8,
+                                           elem_id="gz-composer", container=False, autofocus=True)
+            parts["send"] = gr.Button(T("send"), variant="primary", elem_id="gz-send")
+            parts["stop"] = gr.Button(T("stop"), variant="stop", visible=False, elem_id="gz-stop")
+        with gr.Row(elem_classes="gz-actions"):
+            parts["continue"] = gr.Button(T("continue"), size="sm", visible=False, elem_id="gz-continue")
+            parts["retry"] = gr.Button(T("ask_again"), size="sm", visible=False, elem_id="gz-retry")
+            parts["new"] = gr.Button(T("new_chat"), size="sm", elem_id="gz-new")
+            parts["markdown"] = gr.Button(T("export_markdown"), size="sm", elem_id="gz-export-md")
+            parts["json"] = gr.Button(T("export_json"), size="sm", elem_id="gz-export-json")
+        parts["stats"] = gr.HTML(visible=False, elem_id="gz-stats")
+        parts["resume"] = gr.Button("", visible="hidden", elem_id="gz-resume")
+        for name in ("file_name", "file_text", "file_kind"):
+            parts[name] = gr.Textbox(visible=False)
+
+
+def _api(parts: dict[str, Any]) -> None:
+    with gr.Accordion(T("api_panel"), open=False, elem_classes="gz-card", elem_id="gz-api-chat"):
+        gr.Markdown(T("api_chat_help"))
+        parts["python"] = gr.Code(language="python", label="Python", interactive=False, wrap_lines=True, lines=4,
+                                  elem_id="gz-api-python")
+        parts["curl"] = gr.Code(language="shell", label="curl", interactive=False, wrap_lines=True, lines=4, elem_id="gz-api-curl")
+
+
+def _settings(parts: dict[str, Any]) -> Form:
+    with gr.Column(elem_classes="gz-card"):
+        parts["model"] = gr.Dropdown([], label=T("model"), elem_id="gz-model", info=T("model_help"))
+        parts["system"] = gr.Textbox(label=T("system_prompt"), placeholder=T("system_placeholder"), lines=2, max_lines=8,
+                                     elem_id="gz-system")
+        parts["preset"] = gr.Dropdown([(T(f"preset_{name}"), name) for name in PRESETS], value="balanced", label=T("preset"),
+                                      elem_id="gz-preset")
+        form = Form(Sampling, skip=SKIPPED, advanced=FOLDED, title=T("more_sampling"), defaults=PRESETS["balanced"], prefix="gz-sampling")
+        parts["overflow"] = gr.Radio([(T("overflow_drop"), "drop"), (T("overflow_refuse"), "refuse")], value="drop",
+                                     label=T("overflow"), elem_id="gz-overflow")
+        with gr.Accordion(T("save_preset"), open=False, elem_classes="gz-fold", elem_id="gz-presets"):
+            parts["preset_name"] = gr.Textbox(label=T("preset_name"), max_lines=1, max_length=40, elem_id="gz-preset-name")
+            with gr.Row(elem_classes="gz-actions"):
+                parts["preset_save"] = gr.Button(T("save"), size="sm", elem_id="gz-preset-save")
+                parts["preset_delete"] = gr.Button(T("delete"), size="sm", elem_id="gz-preset-delete")
+            parts["preset_note"] = gr.HTML(visible=False)
+        with gr.Accordion(T("earlier"), open=False, elem_classes="gz-fold", elem_id="gz-earlier"):
+            gr.Markdown(T("earlier_help"))
+            parts["history"] = gr.Dropdown([], label=T("earlier_open"), elem_id="gz-history")
+            parts["history_clear"] = gr.Button(T("earlier_clear"), size="sm", elem_classes="gz-fit", elem_id="gz-history-clear")
+    return form
+
+
+# ---------------------------------------------------------------------------------------------- wiring
+def _wire_asking(page: Page, parts: dict[str, Any], flow: Flow, form: Form) -> None:
+    """The listeners that generate: no limit here, the engine admits."""
+    settings = [parts["model"], parts["system"], parts["overflow"], *form.widgets]
+    outputs = [parts[name] for name in ("chat", "chatbot", "composer", "stats", "notice", "send", "stop", "continue", "retry",
+                                        "python", "curl", "system")]
+    free = {**PRIVATE, "concurrency_limit": None, "outputs": outputs}
+    with_text = [parts["chat"], parts["composer"], *settings]
+    gr.on([parts["send"].click, parts["composer"].submit], flow.send, with_text, **free)
+    gr.on([parts["chatbot"].retry, parts["retry"].click], flow.again, [parts["chat"], *settings], **free)
+    parts["continue"].click(flow.go_on, [parts["chat"], *settings], **free)
+    parts["chatbot"].edit(flow.edit, [parts["chat"], *settings], **free)
+    parts["resume"].click(flow.come_back, parts["chat"], **free)
+    page.on_load(flow.come_back, parts["chat"], outputs, concurrency_limit=None)
+    page.on_load(None, js=COME_BACK)
+    parts["stop"].click(flow.stop, parts["chat"], None, queue=False, **PRIVATE)
+
+
+def _wire_rest(page: Page, parts: dict[str, Any], flow: Flow) -> None:
+    """Undo, new chat, earlier chats, export."""
+    shown = [parts[name] for name in ("chat", "chatbot", "system", "stats", "notice", "send", "stop", "continue", "retry", "composer")]
+    parts["chatbot"].undo(flow.undo, parts["chat"], shown, **PRIVATE)
+    more = [*shown, parts["earlier"], parts["history"]]
+    parts["new"].click(flow.new, [parts["chat"], parts["earlier"]], more, **PRIVATE)
+    parts["history"].input(flow.open, [parts["history"], parts["chat"], parts["earlier"]], more, **PRIVATE)
+    parts["history_clear"].click(lambda: ([], gr.Dropdown(choices=[], value=None)), None, [parts["earlier"], parts["history"]], **PRIVATE)
+    page.on_load(lambda earlier: gr.Dropdown(choices=titles(earlier)), parts["earlier"], parts["history"])
+    files = [parts["file_name"], parts["file_text"], parts["file_kind"]]
+    parts["markdown"].click(_markdown, parts["chat"], files, **PRIVATE).then(None, files, None, js=DOWNLOAD, **PRIVATE)
+    parts["json"].click(_json, parts["chat"], files, **PRIVATE).then(None, files, None, js=DOWNLOAD, **PRIVATE)
+
+
+def _markdown(request: gr.Request, data: Any) -> tuple[str, str, str]:
+    words = language(request)
+    names = {role: tr(words, f"role_{role}") for role in ("user", "assistant", "system")}
+    return "gainz-chat.md", to_markdown(Chat.of(data), names), "text/markdown"
+
+
+def _json(data: Any) -> tuple[str, str, str]:
+    return "gainz-chat.json", to_export(Chat.of(data)), "application/json"
+
+
+def _wire_models(page: Page, parts: dict[str, Any]) -> None:
+    """Which models may be asked, and what stands there while none may."""
+    def look(request: gr.Request, chosen: str | None):
+        words, snapshot = language(request), page.studio.snapshot()
+        names = [info.name for info in snapshot.models]
+        value = chosen if chosen in names else names[-1] if names else None
+        choice = gr.Dropdown(choices=names, value=value)
+        if names:
+            return choice, gr.HTML("", visible=False), gr.Row(visible=False), gr.skip(), gr.Chatbot(visible=True), gr.Timer(active=False)
+        task, failed = page.startup_task(), page.startup_error()
+        entries = sum(entry.ready for entry in page.studio.catalog())
+        text = show.gate(words, snapshot, task, failed, entries)
+        waiting = bool(snapshot.loading) or (task is not None and task.running)
+        return (choice, gr.HTML(text, visible=True), gr.Row(visible=not waiting), gr.Button(visible=failed is not None),
+                gr.Chatbot(visible=False), gr.Timer(active=True))
+
+    pace = page.gate_timer
+    outputs = [parts["model"], parts["gate"], parts["gate_actions"], parts["start_again"], parts["chatbot"], pace]
+    quiet = {**PRIVATE, "queue": False}
+    page.version.change(look, parts["model"], outputs, **quiet)
+    pace.tick(look, parts["model"], outputs, **quiet)
+    page.on_load(look, parts["model"], outputs, queue=False)
+    parts["to_models"].click(lambda: gr.Tabs(selected="tab_models"), None, page.tabs, **quiet)
+    parts["start_again"].click(page.start_again, None, None, **quiet).then(look, parts["model"], outputs, **quiet)
+
+
+TAB = Tab("tab_chat", 10, build)

@@ -1,0 +1,251 @@
+"""The models tab: what there is, what it needs, load, unload, bring in. Work runs as tasks that outlive the page."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import gradio as gr
+
+from backends.base import GainzError, MemoryEstimate
+from gainz_ui import html
+from gainz_ui.forms import Form
+from gainz_ui.i18n import T, explain, language, tr
+from gainz_ui.page import Page, Tab
+from gainz_ui.tabs import models_view as show
+from gainz_ui.tabs.models_add import add_forms
+from gainz_ui.tabs.snippets import call_snippets
+
+PRIVATE = {"api_visibility": "private", "show_progress": "hidden"}
+PERIOD = 0.15
+FOLDED = ("threads", "device", "dtype", "kernels", "prefix_cache")
+
+
+def build(page: Page) -> None:
+    parts: dict[str, Any] = {}
+    with gr.Row(elem_classes="gz-page"):
+        with gr.Column(scale=2, min_width=300):
+            with gr.Column(elem_classes="gz-card"):
+                parts["catalog"] = gr.Radio([], label=T("catalog"), elem_id="gz-catalog", container=False)
+                parts["nothing"] = gr.HTML(visible=False)
+                with gr.Row(elem_classes="gz-actions"):
+                    parts["rescan"] = gr.Button(T("rescan"), size="sm", elem_id="gz-rescan")
+            add = add_forms(page)
+        with gr.Column(scale=3, min_width=320, elem_classes="gz-card"):
+            forms = _details(page, parts)
+    parts |= add
+    with gr.Accordion(T("api_panel"), open=False, elem_classes="gz-card", elem_id="gz-api-models"):
+        gr.Markdown(T("api_models_help"))
+        parts["python"] = gr.Code(language="python", label="Python", interactive=False, wrap_lines=True, lines=4)
+        parts["curl"] = gr.Code(language="shell", label="curl", interactive=False, wrap_lines=True, lines=4)
+    Models(page, parts, forms).wire()
+
+
+def _details(page: Page, parts: dict[str, Any]) -> dict[str, tuple[Any, Form]]:
+    """The right side; one form for each backend, of which the chosen model's is shown."""
+    parts["details"] = gr.HTML(elem_id="gz-details")
+    parts["notice"] = gr.HTML(visible=False, elem_id="gz-models-notice")
+    forms: dict[str, tuple[Any, Form]] = {}
+    with gr.Column(visible=False) as parts["loading"]:
+        gr.Markdown(T("load_options"), elem_classes="gz-title")
+        for backend in page.studio.registry.backends:
+            with gr.Column(visible=False, elem_id=f"gz-options-{backend.name}") as box:
+                form = Form(backend.options, advanced=FOLDED, title=T("more_options"), prefix=f"gz-{backend.name}")
+            forms[backend.name] = (box, form)
+        parts["memory"] = gr.HTML(elem_id="gz-memory")
+    with gr.Row(elem_classes="gz-actions"):
+        parts["load"] = gr.Button(T("load"), variant="primary", visible=False, elem_id="gz-load")
+        parts["largest"] = gr.Button(T("use_largest"), visible=False, elem_id="gz-largest")
+        parts["unload"] = gr.Button(T("unload"), visible=False, elem_id="gz-unload")
+        parts["cancel"] = gr.Button(T("cancel"), variant="stop", visible=False, elem_id="gz-cancel")
+    parts["work"] = gr.HTML(visible=False, elem_id="gz-work")
+    return forms
+
+
+class Models:
+    """The tab's listeners."""
+
+    def __init__(self, page: Page, parts: dict[str, Any], forms: dict[str, tuple[Any, Form]]) -> None:
+        self.page, self.studio, self.parts, self.forms = page, page.studio, parts, forms
+
+    def wire(self) -> None:
+        p, page = self.parts, self.page
+        widgets = self._widgets()
+        listing = [p["catalog"], p["nothing"]]
+        chosen = [p["details"], p["loading"], *(box for box, _ in self.forms.values()), p["memory"], p["load"], p["largest"],
+                  p["unload"], p["notice"]]
+        quiet = {**PRIVATE, "queue": False}
+        for trigger in (page.version.change, p["rescan"].click):
+            trigger(self.list, p["catalog"], listing, **quiet).then(self.choose, [p["catalog"], *widgets], chosen, **quiet)
+        page.on_load(self.list, p["catalog"], listing, queue=False)
+        p["catalog"].input(self.choose, [p["catalog"], *widgets], chosen, **quiet)
+        gr.on([w.change for w in widgets], self.estimate, [p["catalog"], *widgets], [p["memory"], p["load"], p["largest"]],
+              trigger_mode="always_last", **quiet)
+        p["largest"].click(self.largest, [p["catalog"], *widgets], self._contexts(), **quiet)
+        running = [p["work"], p["cancel"], p["load"], p["notice"], p["python"], p["curl"], page.version]
+        p["load"].click(self.load, [p["catalog"], *widgets], running, concurrency_limit=None, **PRIVATE)
+        p["cancel"].click(self.cancel, None, None, **quiet)
+        p["unload"].click(self.unload, p["catalog"], [p["notice"], p["python"], p["curl"], page.version], **PRIVATE)
+        for button, start, inputs in p["add"]:
+            gr.on([button.click], _bound(self.bring, start), inputs, running, concurrency_limit=None, **PRIVATE)
+        page.on_load(self.watch_all, None, running, concurrency_limit=None)
+
+    def _widgets(self) -> list[Any]:
+        return [widget for _, form in self.forms.values() for widget in form.widgets]
+
+    def _contexts(self) -> list[Any]:
+        return [knob.widget for _, form in self.forms.values() for knob in form.knobs if knob.name == "context"]
+
+    def _options(self, name: str, values: tuple[Any, ...]) -> dict[str, Any]:
+        """The values of the form of this model's backend."""
+        backend, at = self.studio.entry(name).backend, 0
+        for key, (_, form) in self.forms.items():
+            if key == backend:
+                return form.read(values[at:at + len(form.knobs)])
+            at += len(form.knobs)
+        return {}
+
+    # ------------------------------------------------------------------------------------------ looking
+    def list(self, request: gr.Request, chosen: str | None):
+        words, entries = language(request), self.studio.catalog()
+        names = [entry.name for entry in entries]
+        value = chosen if chosen in names else next((e.name for e in entries if e.loaded), names[0] if names else None)
+        empty = "" if entries else html.empty(tr(words, "catalog_empty"), [tr(words, "catalog_empty_help", folder=self.page.settings.models)])
+        return (gr.Radio(choices=[(show.label(words, entry), entry.name) for entry in entries], value=value, visible=bool(entries)),
+                gr.HTML(empty, visible=not entries))
+
+    def choose(self, request: gr.Request, name: str | None, *values: Any) -> list[Any]:
+        """Details, options and estimate of one model."""
+        words, hidden = language(request), [gr.Column(visible=False)] * len(self.forms)
+        off = gr.Button(visible=False)
+        if not name:
+            return [html.empty(tr(words, "choose_model")), gr.Column(visible=False), *hidden, "", off, off, off, gr.skip()]
+        try:
+            entry, info = self.studio.entry(name), self.studio.loaded().get(name)
+            about = self.studio.details(name) if entry.ready and entry.local else None
+        except GainzError as error:
+            return [_error(words, error), gr.Column(visible=False), *hidden, "", off, off, off, gr.skip()]
+        boxes = [gr.Column(visible=entry.ready and key == entry.backend) for key in self.forms]
+        memory, load, largest = self.estimate(request, name, *values) if entry.ready else ("", off, off)
+        return [show.details(words, entry, about, info), gr.Column(visible=entry.ready), *boxes, memory, load, largest,
+                gr.Button(visible=info is not None), gr.skip()]
+
+    def estimate(self, request: gr.Request, name: str | None, *values: Any):
+        """(HTML, load button, button for the largest context)."""
+        words = language(request)
+        if not name:
+            return "", gr.Button(visible=False), gr.Button(visible=False)
+        try:
+            entry = self.studio.entry(name)
+            found = self.studio.estimate(name, self._options(name, values)) if entry.local else None
+        except GainzError as error:
+            return _error(words, error), gr.Button(visible=True, interactive=False), gr.Button(visible=False)
+        caption = T("reload") if entry.loaded else T("load")
+        if found is None:
+            return "", gr.Button(caption, visible=True, interactive=True), gr.Button(visible=False)
+        return (show.memory(words, found), gr.Button(caption, visible=True, interactive=found.fits),
+                gr.Button(visible=_larger_helps(found)))
+
+    def largest(self, name: str, *values: Any) -> Any:
+        """The largest context that fits, into the form; its change brings the new estimate."""
+        context = self.studio.estimate(name, self._options(name, values)).largest_context
+        updates = [gr.Number(value=context)] * len(self._contexts())
+        return updates if len(updates) > 1 else updates[0]
+
+    # ------------------------------------------------------------------------------------------ doing
+    async def load(self, request: gr.Request, name: str, *values: Any) -> AsyncIterator[Any]:
+        words, p = language(request), self.parts
+        try:
+            options = await asyncio.to_thread(self._options, name, values)
+        except GainzError as error:
+            yield {p["notice"]: _shown(_error(words, error))}
+            return
+        python, curl = call_snippets("load", {"name": name, "options": options})
+        task = self.page.tasks.start("load", name, lambda report, cancel: self.studio.load(name, options, report, cancel))
+        yield {p["python"]: python, p["curl"]: curl, p["notice"]: gr.HTML("", visible=False)}
+        async for update in self._watch(words, task):
+            yield update
+
+    async def bring(self, start: Callable[..., tuple[str, str, Any]], request: gr.Request, *values: Any) -> AsyncIterator[Any]:
+        """Import or pull: ``start`` gives kind, subject and work."""
+        words = language(request)
+        try:
+            kind, subject, work = start(*values)
+        except GainzError as error:
+            yield {self.parts["notice"]: _shown(_error(words, error))}
+            return
+
+        def then_tell(report: Any, cancel: Any) -> str:
+            name = work(report, cancel)
+            self.studio.changed.emit()
+            return name
+
+        async for update in self._watch(words, self.page.tasks.start(kind, subject, then_tell)):
+            yield update
+
+    async def watch_all(self, request: gr.Request) -> AsyncIterator[Any]:
+        """A page that is opened while something runs takes up watching it."""
+        running = [task for task in self.page.tasks.running() if task.kind != "start"]
+        if not running:
+            yield gr.skip()
+            return
+        async for update in self._watch(language(request), running[-1]):
+            yield update
+
+    async def _watch(self, words: str, task: Any) -> AsyncIterator[Any]:
+        p = self.parts
+        while task.running:
+            board = show.work(words, [t for t in self.page.tasks.running() if t.kind != "start"])
+            yield {p["work"]: gr.HTML(board, visible=bool(board)), p["cancel"]: gr.Button(visible=True), p["load"]: gr.Button(visible=False)}
+            await asyncio.sleep(PERIOD)
+        rest = [t for t in self.page.tasks.running() if t.kind != "start"]
+        yield {p["work"]: gr.HTML(show.work(words, rest), visible=bool(rest)), p["cancel"]: gr.Button(visible=bool(rest)),
+               p["load"]: gr.Button(visible=True), p["notice"]: _shown(_outcome(words, task)), self.page.version: self.studio.changed.version}
+
+    def cancel(self) -> None:
+        for task in self.page.tasks.running():
+            if task.kind != "start":
+                task.cancel.set()
+
+    def unload(self, request: gr.Request, name: str):
+        words = language(request)
+        python, curl = call_snippets("unload", {"name": name})
+        try:
+            self.studio.unload(name)
+            notice = html.notice("good", tr(words, "unloaded", name=name))
+        except GainzError as error:
+            notice = _error(words, error)
+        return _shown(notice), python, curl, self.studio.changed.version
+
+
+def _bound(listener: Callable, start: Callable) -> Callable:
+    """``listener`` with its first argument given; Gradio wants a plain function with the request first."""
+    async def listen(request: gr.Request, *values: Any):
+        async for update in listener(start, request, *values):
+            yield update
+    return listen
+
+
+def _larger_helps(found: MemoryEstimate) -> bool:
+    return bool(found.largest_context) and found.largest_context != found.context
+
+
+def _outcome(words: str, task: Any) -> str:
+    if task.state == "cancelled":
+        return html.notice("warn", tr(words, "work_cancelled", name=task.subject))
+    if task.error is not None:
+        return _error(words, task.error)
+    return html.notice("good", tr(words, f"{task.kind}_done", name=task.subject, time=html.duration(task.seconds)))
+
+
+def _error(words: str, error: GainzError) -> str:
+    title, what, remedy = explain(words, error)
+    return html.notice("bad", title, [what, remedy])
+
+
+def _shown(text: str) -> Any:
+    return gr.HTML(text, visible=bool(text))
+
+
+TAB = Tab("tab_models", 20, build)
