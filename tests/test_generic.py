@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from backends.base import BrokenFile, Cancel, ConfigConflict, ContextTooLong, LoadError, LocalOptions, ModelDir, NotSupported, Step, Vocab
+from backends.base import BrokenFile, Cancel, ConfigConflict, ContextTooLong, LoadError, LocalOptions, ModelDir, NotSupported, OutOfMemory, Step, Vocab
 from backends.engine import packed
 from backends.engine.arch import generic
 from backends.engine.kv import PAGE, PagedKV
@@ -53,6 +53,15 @@ SEQUENTIAL = {
     "llama4_text": dict(head_dim=8, num_local_experts=2, intermediate_size_mlp=32, attention_chunk_size=6),
 }
 CONTEXT = 64
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """Tensors this small gain nothing from threads and lose much on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def vocab() -> Vocab:
@@ -319,6 +328,18 @@ def test_a_failed_pass_leaves_nothing_half_written():
     assert apart(decoder.extend([Step(slot, prompt[4:], 4)])[0], plain(reference, prompt)[4:]) <= 1e-4
 
 
+def test_memory_bounds_context_and_room(monkeypatch):
+    """falcon here: 2 layers of one KV head, 8 + 8 float32 values: 128 bytes a token, 2048 a page of 16."""
+    decoder = serve(tiny("falcon"))
+    assert [(x.heads, x.key_width, x.value_width) for x in decoder.measure(ids(5, 17))] == [(1, 8, 8)] * 2
+    assert (decoder.context, decoder.room) == (CONTEXT, 4 * CONTEXT)
+    monkeypatch.setattr(generic, "free_bytes", lambda: 15_000)                 # 0.7 of it: 5 pages
+    tight = serve(tiny("falcon"))
+    assert (tight.context, tight.room) == (64, 80) and any("shared by all streams" in note for note in tight.notes)
+    with pytest.raises(OutOfMemory):
+        serve(tiny("falcon"), 96)
+
+
 # ---------------------------------------------------------------------------------------------- loading
 def build(model, source=None, **options):
     return generic.build_generic(model, source, RefOps(), LocalOptions(context=CONTEXT, **options), vocab(), lambda _: None, Cancel())
@@ -334,6 +355,7 @@ def test_a_float_folder(folder):
     served = build(ModelDir.of(folder))
     prompt = ids(9, 14)
     assert apart(run(decoder_of(served), [prompt], [4])[0][0], plain(tiny("gpt_neox"), prompt)) <= 1e-4
+    assert served.parameters == sum(p.numel() for p in tiny("gpt_neox").parameters())
     assert served.weights_bytes() == sum(p.numel() * 4 for p in tiny("gpt_neox").parameters())
 
 

@@ -19,10 +19,12 @@ from backends.base import (
 from backends.engine import arch as archs
 from backends.engine.kv import PagedKV, bytes_per_token
 from backends.engine.process import peak_growth
-from backends.engine.room import free_bytes, plan_room
+from backends.engine.room import plan_room
 from backends.engine.runner import PagedDecoder
 from backends.engine.weights import WeightSource
+from backends.estimate import estimate
 from backends.kernels import Ops, QWeight
+from backends.memory import machine_memory
 
 if TYPE_CHECKING:
     from backends.engine.local import LocalModel
@@ -41,12 +43,13 @@ def assemble(model: ModelDir, backend: str, format: str, source: WeightSource, t
     from backends.engine.local import LocalModel
     began = time.monotonic()
     try:
+        expected = estimate(model, options)
         with peak_growth() as peak:
             made = _make(model, source, text.vocab, options, progress, cancel)
     finally:
         source.close()
-    info = _info(model, backend, format, options, made, text)
-    info = replace(info, notes=(*notes, *made.notes), peak_bytes=peak[0], load_seconds=time.monotonic() - began)
+    info = replace(_info(model, source.config, options, made, text), backend=backend, format=format, estimate=expected,
+                   notes=(*notes, *made.notes), peak_bytes=peak[0], load_seconds=time.monotonic() - began)
     return LocalModel(info, made.decoder, text)
 
 
@@ -87,18 +90,18 @@ def _generic(model: ModelDir, source: Watched, ops: Ops, vocab: Vocab, options: 
     notes = (why, *passed, *getattr(ops, "notes", ()), *notes, *built.notes)
     if built.path == "generic":
         return _paged(built, source, ops, vocab, options, built.path, notes)
-    return _Made(built, ops, built.path, built.weights_bytes(), source.parameters, trained_context(source.config), "", None,
+    return _Made(built, ops, built.path, built.weights_bytes(), getattr(built, "parameters", source.parameters), trained_context(source.config), "", None,
                  False, ("logprobs",), notes)
 
 
 def _paged(built: archs.Arch, source: Watched, ops: Ops, vocab: Vocab, options: LocalOptions, path: str, notes: tuple[str, ...]) -> _Made:
     kv_type, trained = _kv_type(options.kv_type, ops), trained_context(source.config)
-    room = plan_room(built.layers, kv_type, options.context, trained, options.streams, free_bytes())
+    room = plan_room(built.layers, kv_type, options.context, trained, options.streams, _free(ops.device))
     decoder = PagedDecoder(built, PagedKV(built.layers, room.pages, kv_type, ops.device), vocab, room.context,
                            device=ops.device, prefixes=options.prefix_cache)
     independent = getattr(built, "row_independent", ops.row_independent)
     capabilities = ("batch", "draft", "logprobs") + (("prefix",) if options.prefix_cache else ())
-    return _Made(decoder, ops, path, built.weights_bytes(), source.parameters, trained, kv_type,
+    return _Made(decoder, ops, path, built.weights_bytes(), getattr(built, "parameters", source.parameters), trained, kv_type,
                  bytes_per_token(built.layers, kv_type), independent is None, capabilities, (*notes, *room.notes))
 
 
@@ -121,6 +124,11 @@ def _kv_type(asked: str, ops: Ops) -> str:
     return asked
 
 
+def _free(device: torch.device) -> int:
+    """Bytes left on the device now that the weights are there."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else machine_memory()[1]
+
+
 def trained_context(config: Mapping[str, Any]) -> int | None:
     inner = config.get("text_config")
     for part in (config, inner if isinstance(inner, Mapping) else {}):
@@ -141,11 +149,11 @@ def fit_vocab(vocab: Vocab, rows: int) -> tuple[Vocab, tuple[str, ...]]:
     return replace(vocab, size=rows, eos_ids=frozenset(token for token in vocab.eos_ids if token < rows)), (note,)
 
 
-def _info(model: ModelDir, backend: str, format: str, options: LocalOptions, made: _Made, text: TextCodec) -> ModelInfo:
-    config, vocab = model.config, made.decoder.vocab
+def _info(model: ModelDir, config: Mapping[str, Any], options: LocalOptions, made: _Made, text: TextCodec) -> ModelInfo:
+    vocab = made.decoder.vocab
     architecture = (config.get("architectures") or [config.get("model_type") or ""])[0]
     return ModelInfo(
-        model.name, backend, format, architecture, made.path, f"{made.ops.name} {made.ops.detail}".strip(), str(made.ops.device),
+        model.name, "", "", architecture, made.path, f"{made.ops.name} {made.ops.detail}".strip(), str(made.ops.device),
         str(made.ops.dtype).removeprefix("torch."), made.weights_bytes * 8 / made.parameters if made.parameters else None,
         made.parameters or None, made.decoder.context, made.trained, vocab.size, vocab.fingerprint, tuple(sorted(vocab.eos_ids)),
         getattr(text, "template", None) is not None, made.kv_type, made.kv_bytes, options.streams, torch.get_num_threads(),

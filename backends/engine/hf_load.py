@@ -48,6 +48,13 @@ def weights_bytes(model: nn.Module) -> int:
     return sum(held.values())
 
 
+def parameters(model: nn.Module) -> int:
+    """Weights, counted once each, however many bits they take."""
+    held = {id(p): p.numel() for p in model.parameters()}
+    held |= {id(m.matrix): m.matrix.rows * m.matrix.columns for m in model.modules() if isinstance(m, PackedLinear | PackedEmbedding)}
+    return sum(held.values())
+
+
 # ---------------------------------------------------------------------------------------------- what can be loaded
 def causal_config(config: Mapping[str, Any]) -> Any:
     """The transformers config of a causal LM. Raises NotSupported where transformers has no class of its own for it."""

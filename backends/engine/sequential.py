@@ -13,12 +13,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from backends.base import ContextTooLong, NotSupported, Step, Vocab
+from backends.base import ContextTooLong, LayerKV, NotSupported, Step, Vocab
+from backends.engine import hf_load
+from backends.engine.kv import PAGE
 
 Feed = Literal["chunk", "single", "whole"]
 FEEDS: tuple[Feed, ...] = ("chunk", "single", "whole")   # from the fastest to the surest
 STATE_NAMES = ("cache", "past_key_values", "cache_params", "state")   # what transformers calls it, newest name first
-PAGE = 16                                                # tokens; only for counting, so that people see the same unit everywhere
 
 
 class SequentialSlot:
@@ -51,7 +52,7 @@ class SequentialDecoder:
                  notes: Sequence[str] = ()) -> None:
         self.model, self.vocab, self.context, self.feed = model, vocab, context, feed
         self.room = room or context
-        self.notes = tuple(notes)
+        self.notes, self.parameters = tuple(notes), hf_load.parameters(model)
         parameters = inspect.signature(model.forward).parameters
         self._state_name = next((name for name in STATE_NAMES if name in parameters), None)
         self._keeps = "logits_to_keep" in parameters
@@ -102,8 +103,16 @@ class SequentialDecoder:
             self.release(slot)
 
     def weights_bytes(self) -> int:
-        from backends.engine.hf_load import weights_bytes
-        return weights_bytes(self.model)
+        return hf_load.weights_bytes(self.model)
+
+    def measure(self, ids: Sequence[int]) -> tuple[LayerKV, ...]:
+        """What the model's cache keeps for each token, layer by layer; () where it grows with no token, or is not used."""
+        slot = self.open(ids)
+        self.extend([Step(slot, ids, 0)])
+        layers = getattr(slot.state, "layers", ())
+        self.release(slot)
+        held = [(layer.keys, layer.values) for layer in layers if isinstance(getattr(layer, "keys", None), Tensor)]
+        return tuple(LayerKV(k.shape[1], k.shape[-1], v.shape[-1]) for k, v in held if k.dim() == 4)
 
     # ------------------------------------------------------------------------------------------ one slot
     def _used(self) -> int:

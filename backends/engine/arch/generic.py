@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from backends.base import Cancel, LayerKV, LoadError, LocalOptions, ModelDir, NotSupported, Progress, ProgressFn, Vocab
 from backends.engine import hf_load, packed
-from backends.engine.kv import PagedKV
+from backends.engine.kv import PAGE, PagedKV
+from backends.engine.room import UNKNOWN_CONTEXT, free_bytes, plan_room
 from backends.engine.runner import PagedDecoder
 from backends.engine.sequential import FEEDS, SequentialDecoder
 from backends.engine.verify import agree, plain_rows, prompts, served_rows
@@ -36,8 +37,7 @@ def build_generic(model: ModelDir, source: Any, ops: Ops, options: LocalOptions,
     `WeightSource`, quantized ones packed by ``ops``. Both results have ``path``, ``notes`` and ``weights_bytes()``.
     Raises NotSupported (no class of transformers' own), LoadError and its kin.
     """
-    plain = source is None or (model.path.is_dir() and "quantization_config" not in model.config
-                               and bool(model.ending(".safetensors")))
+    plain = source is None or _float_folder(model)
     config = hf_load.causal_config(model.config if plain else source.config)
     _quiet(config)
     if plain:
@@ -47,21 +47,25 @@ def build_generic(model: ModelDir, source: Any, ops: Ops, options: LocalOptions,
     return serve(module, ops.dtype, vocab, options.context, options.streams, progress, cancel, notes, exact=plain)
 
 
+def _float_folder(model: ModelDir) -> bool:
+    quantized = "quantization_config" in model.config or "quantize_config.json" in model.files
+    return model.path.is_dir() and bool(model.config) and bool(model.ending(".safetensors")) and not quantized
+
+
 def serve(module: nn.Module, dtype: torch.dtype, vocab: Vocab, context: int, streams: int, progress: ProgressFn, cancel: Cancel,
           notes: Sequence[str] = (), *, exact: bool = True) -> GenericArch | SequentialDecoder:
     """The loaded module behind the best path that passes its check. ``context`` 0: the trained one. ``exact``: its weights are
     float, so that two ways to the same row differ by rounding only."""
-    trained = trained_context(module.config)
-    context = context or trained or 4096
+    longest = context or trained_context(module.config) or UNKNOWN_CONTEXT
     progress(Progress("check", note="packed against alone"))
-    reason = refusal(module, context)
+    reason = refusal(module, longest)
     if reason is None:
         try:
-            return _packed(module, dtype, context, vocab, tuple(notes), exact)
+            return _packed(module, dtype, longest, vocab, tuple(notes), exact)
         except NotSupported as error:
             reason = _words(error)
         except FOREIGN as error:
-            reason = f"its code refused a packed pass: {type(error).__name__}: {str(error)[:200]}"
+            reason = f"its code refused a packed pass: {_raised(error)}"
     cancel.raise_if_set("The load")
     module.set_attn_implementation(_own_attention(module))
     return _sequential(module, dtype, context, streams, vocab, (*notes, f"One sequence at a time: {reason}"), exact)
@@ -81,7 +85,8 @@ def _quiet(config: Any) -> None:
 
 def trained_context(config: Any) -> int | None:
     text = config.get_text_config(decoder=True)
-    return getattr(text, "max_position_embeddings", None) or getattr(text, "max_seq_len", None) or getattr(text, "n_positions", None)
+    names = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "context_length")
+    return next((int(getattr(text, name)) for name in names if getattr(text, name, None)), None)
 
 
 # ---------------------------------------------------------------------------------------------- the gate
@@ -220,6 +225,7 @@ class GenericArch:
 
     def __init__(self, module: nn.Module, watched: _Watched, notes: Sequence[str] = ()) -> None:
         self.module, self.notes = module, tuple(notes)
+        self.parameters = hf_load.parameters(module)
         self.layers: tuple[LayerKV, ...] = tuple(call.kv for call in watched.calls)
         output = watched.output
         self.hidden = output[0].shape[-1]
@@ -257,19 +263,34 @@ class GenericArch:
 def _sequential(module: nn.Module, dtype: torch.dtype, context: int, streams: int, vocab: Vocab, notes: tuple[str, ...],
                 exact: bool) -> SequentialDecoder:
     """The fastest way to feed the model's cache that gives what the model gives without one."""
-    asked = prompts(vocab, context)
+    longest = context or trained_context(module.config) or UNKNOWN_CONTEXT
+    asked = prompts(vocab, longest)
     failed: list[str] = []
     try:
         expected = [plain_rows(module, ids) for ids in asked]
     except FOREIGN as error:
-        raise LoadError("The model cannot run as a causal language model.", reason=f"{type(error).__name__}: {str(error)[:200]}") from error
+        raise LoadError("The model cannot run as a causal language model.", reason=_raised(error)) from error
     for feed in FEEDS:
-        decoder = SequentialDecoder(module, vocab, context, context * streams, feed, (*notes, *failed))
+        decoder = SequentialDecoder(module, vocab, longest, longest * len(asked), feed)
         try:
             agree(expected, served_rows(decoder, asked), dtype, exact, f"feeding by {feed} and the plain pass differ")
-            return decoder
         except NotSupported as error:
             failed.append(f"Slower feeding: {_words(error)}")
         except FOREIGN as error:
-            failed.append(f"Slower feeding: by {feed} its code failed with {type(error).__name__}: {str(error)[:120]}")
+            failed.append(f"Slower feeding: by {feed} its code failed with {_raised(error)}")
+        else:
+            return _with_room(decoder, asked[0], dtype, context, streams, (*notes, *failed))
     raise LoadError("The model gives different logits for the same tokens however they are fed.", tried="; ".join(failed))
+
+
+def _with_room(decoder: SequentialDecoder, ids: Sequence[int], dtype: torch.dtype, context: int, streams: int,
+               notes: Sequence[str]) -> SequentialDecoder:
+    """As many tokens as the memory left takes, by what the model's own cache holds for each. Raises OutOfMemory."""
+    room = plan_room(decoder.measure(ids), str(dtype).removeprefix("torch."), context, trained_context(decoder.model.config), streams,
+                     free_bytes())
+    decoder.context, decoder.room, decoder.notes = room.context, room.pages * PAGE, (*notes, *room.notes)
+    return decoder
+
+
+def _raised(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error)[:200]}"
