@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from backends.base import BrokenFile, LayerKV, ModelDir, UnknownFormat, read_json
+from backends.gguf import find
 from backends.gguf_file import GgufFile, read_model
 
 MAX_HEADER = 100 << 20                  # bytes; the format's own limit
@@ -71,8 +72,8 @@ class ModelFacts:
 def describe(model: ModelDir) -> ModelFacts:
     """BrokenFile naming the file; UnknownFormat where there are neither safetensors nor GGUF."""
     disk = sum((model.folder / name).stat().st_size for name in model.files)
-    if ggufs := model.ending(".gguf"):
-        return _from_gguf(model, read_model(model.folder / ggufs[0]), disk)
+    if (gguf := find(model)) is not None:
+        return _from_gguf(model, read_model(gguf), disk)
     if model.ending(".safetensors"):
         return _from_folder(model, disk)
     raise UnknownFormat(f"{model.name} holds neither safetensors nor GGUF.", model=model.name)

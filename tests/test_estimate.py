@@ -62,20 +62,22 @@ def test_what_does_not_fit_says_how_much_would():
     model, options = ModelDir.of(FIXTURES / "llama-fp16"), replace(FLOAT32, context=512, streams=1)
     whole = estimate(model, options, free=1 << 30)
     token = whole.kv // 512
-    tight = estimate(model, options, free=whole.total - 100 * token)
-    assert not tight.fits and tight.largest_context == 400  # 412 in whole pages
-    assert estimate(model, replace(options, context=400), free=tight.free).fits
+    tight = estimate(model, options, free=whole.weights + whole.workspace + 400 * token)
+    assert not tight.fits and tight.largest_context == 272  # 0.7 of 400 tokens, in whole pages
+    assert estimate(model, replace(options, context=272), free=tight.free).fits
     none = estimate(model, options, free=whole.weights // 2)
     assert not none.fits and none.largest_context == 0
 
 
-def test_automatic_context_is_the_trained_one_or_what_half_of_the_spare_memory_holds():
-    model = ModelDir.of(FIXTURES / "llama-fp16")
-    plenty = estimate(model, replace(FLOAT32, streams=1), free=1 << 30)
-    assert plenty.context == 512
-    token = plenty.kv // 512
-    tight = estimate(model, replace(FLOAT32, streams=1), free=plenty.weights + plenty.workspace + 400 * token)
-    assert tight.context == 192 and tight.fits              # half of 400, in whole pages
+@pytest.mark.parametrize(("context", "streams", "tokens"), [(0, 1, 10_000), (0, 1, 400), (0, 8, 2000), (100, 8, 10_000), (100, 8, 300)])
+def test_the_same_rule_as_the_engine_has_once_the_weights_are_there(context, streams, tokens):
+    from backends.engine.room import plan_room
+    model, options = ModelDir.of(FIXTURES / "llama-fp16"), replace(FLOAT32, context=context, streams=streams)
+    facts, token = describe(model), 3 * 2 * 4 * 128
+    before = estimate(model, options, free=1 << 30)
+    found = estimate(model, options, free=before.weights + before.workspace + tokens * token)
+    room = plan_room(facts.layers, "float32", context, facts.trained_context, streams, tokens * token)
+    assert found.context == room.context and abs(found.kv - room.pages * 16 * token) < 16 * token
 
 
 def test_packed_integers_count_their_weights_and_keep_their_bits(tmp_path):

@@ -7,6 +7,7 @@ the settings ask for that. Refuses every name that would leave its folder.
 from __future__ import annotations
 
 import json
+import logging
 import re
 import threading
 import time
@@ -17,6 +18,7 @@ from typing import Any
 
 from backends.base import DiskFull, Event, GainzError, Message, ModelInfo, NameRefused, Request
 
+log = logging.getLogger(__name__)
 KEPT = 5                                # rotated files beside the current one
 _NAME = re.compile(r"[^\W_][\w.\- ]{0,119}\Z")      # letters of any script; no separator, no leading dot
 _RESERVED = {"con", "prn", "aux", "nul", *(f"{port}{n}" for port in ("com", "lpt") for n in range(1, 10))}   # Windows
@@ -52,11 +54,15 @@ class Records:
         """One line. A disk that is full costs the line and not the answer; the next line tries again."""
         text = json.dumps(facts, ensure_ascii=False, separators=(",", ":")) + "\n"
         with self._lock:
-            file = self._open()
-            file.write(text)
-            file.flush()
-            if file.tell() >= self._rotate:
-                self._turn()
+            try:
+                file = self._open()
+                file.write(text)
+                file.flush()
+                if file.tell() >= self._rotate:
+                    self._turn()
+            except OSError as error:
+                self._file = None
+                log.warning("the request log cannot be written: %s", error)
 
     def _open(self):
         if self._file is None:
