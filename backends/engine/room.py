@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-
-import psutil
 
 from backends.base import LayerKV, OutOfMemory
 from backends.engine.kv import PAGE, bytes_per_token
 
-SHARE = 0.7                  # of the free memory may be promised to the cache; it is taken only as sequences grow
-UNKNOWN_CONTEXT = 4096       # where no file says how long the model was trained
+AUTOMATIC = 0.5              # of the free memory may go to the cache of a context that nobody asked for
+MOST = 0.9                   # of it may be promised at all; it is taken only as sequences grow
+UNKNOWN_CONTEXT = 2048       # where no file says how long the model was trained
 
 
 @dataclass(frozen=True)
@@ -22,34 +20,27 @@ class Room:
     notes: tuple[str, ...] = ()
 
 
-def free_bytes() -> int:
-    """What the machine, or the container's limit where that is lower, has left."""
-    free = psutil.virtual_memory().available
-    group = Path("/sys/fs/cgroup")
-    try:
-        limit, used = (group / "memory.max").read_text().strip(), int((group / "memory.current").read_text())
-        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-    except (OSError, ValueError):
-        return free
-    return free if limit == "max" else max(0, min(free, int(limit) - used + int(stat.get("inactive_file", 0))))
-
-
 def plan_room(layers: Sequence[LayerKV], kv_type: str, context: int, trained: int | None, streams: int, free: int) -> Room:
-    """``context`` 0: as much as fits, at most ``trained``. Raises OutOfMemory where what was asked for does not fit."""
-    token = max(1, bytes_per_token(layers, kv_type))
-    most = int(free * SHARE) // (token * PAGE)
-    wanted = context or trained or UNKNOWN_CONTEXT
+    """``context`` 0: the trained one, or less where ``streams`` of them would take more than half of ``free`` bytes.
+
+    Raises OutOfMemory where not even one sequence of the context asked for fits.
+    """
+    page = max(1, bytes_per_token(layers, kv_type) * PAGE)
+    most = int(free * MOST) // page
+    wanted, notes = context or _automatic(page, trained or UNKNOWN_CONTEXT, streams, free), []
     need = -(-wanted // PAGE)
-    notes = []
-    if most < (need if context else 1):
-        raise OutOfMemory(f"A KV cache for {wanted} tokens does not fit.", needed=need * PAGE * token, free=free,
-                          largest_context=most * PAGE)
     if most < need:
-        wanted, need = most * PAGE, most
-        notes.append(f"Context {wanted} of the trained {trained}: more does not fit the free memory")
+        raise OutOfMemory(f"A KV cache for {wanted} tokens does not fit.", needed=need * page, free=free, largest_context=most * PAGE)
+    if not context and wanted < (trained or 0):
+        notes.append(f"Context {wanted} of the trained {trained}: more, for {streams} streams, would take over half of the free memory")
     if trained and wanted > trained:
         notes.append(f"Context {wanted} is beyond the trained {trained}: answers may get worse there")
     pages = min(most, need * streams)
     if pages < need * streams:
         notes.append(f"KV cache for {pages * PAGE} tokens, shared by all streams; {streams} full contexts would need {need * streams * PAGE}")
     return Room(wanted, pages, tuple(notes))
+
+
+def _automatic(page: int, trained: int, streams: int, free: int) -> int:
+    fits = int(free * AUTOMATIC) // (page * streams) * PAGE
+    return max(PAGE, min(trained, fits))

@@ -138,9 +138,14 @@ class Ops(Protocol):
     dtype: torch.dtype                  # of the residual stream
     device: torch.device
     row_independent: int | None         # rows up to which a row's bits do not depend on the others; None: any number
+    kv_types: tuple[str, ...]           # types of KV cache it reads, best first
+    notes: list[str]                    # what `pack` did that was not as stored, in words for people
 
     def pack(self, weight: QWeight | Tensor, bias: Tensor | None = None) -> Linear:
         """A matrix [N, K], quantized or float, in this target's layout. ``bias``: float [N] added to the product."""
+
+    def pack_table(self, weight: QWeight | Tensor) -> Linear:
+        """`pack` for a matrix that `embed` reads as well as, with tied heads, `matmul`. (`pack` itself where both are alike.)"""
 
     def embed(self, table: Linear, ids: Tensor, scale: float = 1.0) -> Tensor:
         """Rows of a packed matrix as activations: x [R, H] = table[ids] * scale."""

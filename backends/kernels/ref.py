@@ -147,11 +147,14 @@ class RefOps:
     def __init__(self, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> None:
         self.dtype, self.device = dtype, torch.device(device)
         self.detail = f"plain torch, float32 math, {torch.get_num_threads()} threads"
+        self.notes: list[str] = []
 
     def pack(self, weight: QWeight | Tensor, bias: Tensor | None = None) -> Dense | Packed:
         if isinstance(weight, QWeight):
             return Packed(weight, bias, self.device)
         return Dense(weight, bias, self.dtype, self.device)
+
+    pack_table = pack                    # every matrix here can be read by rows
 
     def embed(self, table: Dense | Packed, ids: Tensor, scale: float = 1.0) -> Tensor:
         rows = table.dequantize(ids)
@@ -183,24 +186,7 @@ class RefOps:
         return scores if softcap is None else softcap * torch.tanh(scores / softcap)
 
     def attend(self, qkv: Tensor, spec: AttentionSpec, kv: KVLayer, batch: Batch) -> Tensor:
-        q = self._place(qkv, spec, kv, batch)
-        out = torch.empty_like(q)
-        for rows, table, positions in _items(batch, kv):
-            out[rows[rows >= 0]] = _attend(q[rows.clamp_min(0)], table, positions, kv, spec)[rows >= 0]
-        return out.flatten(1).to(self.dtype)
-
-    def _place(self, qkv: Tensor, spec: AttentionSpec, kv: KVLayer, batch: Batch) -> Tensor:
-        """Norm, rotate and store; returns the queries, float32 [R, heads, D]."""
-        heads = qkv.to(torch.float32).view(qkv.shape[0], -1, spec.head_dim)
-        q, k, v = heads.split((spec.heads, spec.kv_heads, spec.kv_heads), dim=1)
-        q = q if spec.q_norm is None else rms(q, spec.q_norm, spec.norm_eps)
-        k = k if spec.k_norm is None else rms(k, spec.k_norm, spec.norm_eps)
-        if spec.rope is not None:
-            cos, sin = batch.cos[spec.rope], batch.sin[spec.rope]
-            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        store_rows(kv.k, batch.slots, k, kv.k_scale, kv.k_low)
-        store_rows(kv.v, batch.slots, v, kv.v_scale, kv.v_low)
-        return q.contiguous()
+        return attend_pages(place(qkv, spec, kv, batch), spec, kv, batch).flatten(1).to(self.dtype)
 
     def _product(self, a: Tensor, w: Dense | Packed) -> Tensor:
         """float32 a @ w.T + bias in tiles of one shape: the library's choice of algorithm then never depends on R."""
@@ -217,6 +203,28 @@ class RefOps:
 
 
 # ---------------------------------------------------------------------------------------------- attention
+def place(qkv: Tensor, spec: AttentionSpec, kv: KVLayer, batch: Batch) -> Tensor:
+    """Norm, rotate and store the rows' keys and values; returns the queries, float32 [R, heads, D]."""
+    heads = qkv.to(torch.float32).view(qkv.shape[0], -1, spec.head_dim)
+    q, k, v = heads.split((spec.heads, spec.kv_heads, spec.kv_heads), dim=1)
+    q = q if spec.q_norm is None else rms(q, spec.q_norm, spec.norm_eps)
+    k = k if spec.k_norm is None else rms(k, spec.k_norm, spec.norm_eps)
+    if spec.rope is not None:
+        cos, sin = batch.cos[spec.rope], batch.sin[spec.rope]
+        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+    store_rows(kv.k, batch.slots, k, kv.k_scale, kv.k_low)
+    store_rows(kv.v, batch.slots, v, kv.v_scale, kv.v_low)
+    return q.contiguous()
+
+
+def attend_pages(q: Tensor, spec: AttentionSpec, kv: KVLayer, batch: Batch) -> Tensor:
+    """float32 [R, heads, value_width]: causal attention of q [R, heads, D] over the pages, which hold the rows themselves."""
+    out = q.new_empty(*q.shape[:2], kv.v.shape[-1])
+    for rows, table, positions in _items(batch, kv):
+        out[rows[rows >= 0]] = _attend(q[rows.clamp_min(0)], table, positions, kv, spec)[rows >= 0]
+    return out
+
+
 def _items(batch: Batch, kv: KVLayer) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Tiles of at most `TILE` rows of one sequence, as many at a time as the workspace holds.
 

@@ -46,7 +46,7 @@ class FusedDecoder:
         self._frequencies = torch.stack([frequency for frequency, _ in made]).to(ops.device)
         self._factors = torch.tensor([factor for _, factor in made], device=ops.device)
         read = _Reader(plan, source, ops)
-        self._table = ops.pack(read.matrix("model.embed_tokens", plan.vocab, plan.hidden, bias=False)[0])
+        self._table = ops.pack_table(read.matrix("model.embed_tokens", plan.vocab, plan.hidden, bias=False)[0])
         self._blocks = []
         for layer in range(plan.layers):
             cancel.raise_if_set("The load")
