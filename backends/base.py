@@ -407,6 +407,10 @@ class Drafter(Protocol):
         """The sequence has ended, or its room is needed: give back what is kept for it."""
         ...
 
+    def shed(self, decoder: Decoder) -> bool:
+        """Give back whatever is held in ``decoder``, whose own sequences lack room. False: it was nothing."""
+        ...
+
     def close(self) -> None: ...
 
 
