@@ -65,12 +65,12 @@ def base_metadata(config, **more) -> dict:
 
 
 def byte_vocabulary(size: int = 320) -> dict:
-    """A byte-level vocabulary without merges, filled with named tokens; ids 256 … are control tokens."""
+    """A byte-level vocabulary with one merge. 256 <s>, 257 </s>, 258 "Ġa"; the rest fills a padded head."""
     from tokenizers import pre_tokenizers
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokens = alphabet + ["<s>", "</s>"] + [f"[PAD{i}]" for i in range(258, size)]
+    tokens = [*alphabet, "<s>", "</s>", "Ġa", *(f"[PAD{i}]" for i in range(259, size))]
     return {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "gpt-2", "tokenizer.ggml.tokens": tokens,
-            "tokenizer.ggml.token_type": [1] * 256 + [3, 3] + [5] * (size - 258), "tokenizer.ggml.merges": ["a b"][:0] or ["Ġ a"][:0],
+            "tokenizer.ggml.token_type": [1] * 256 + [3, 3, 1] + [5] * (size - 259), "tokenizer.ggml.merges": ["Ġ a"],
             "tokenizer.ggml.bos_token_id": 256, "tokenizer.ggml.eos_token_id": 257}
 
 

@@ -142,9 +142,14 @@ def _sentencepiece(vocabulary: Vocabulary, gemma: bool = False) -> Tokenizer:
     prefix = bool(vocabulary.get("add_space_prefix", not gemma))
     steps = [normalizers.Prepend(SPACE)] if prefix else []
     tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])
-    ends = [decoders.Strip(" ", 1, 0)] if prefix else []
-    tokenizer.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *ends])
+    tokenizer.decoder = _spaced(prefix)
     return tokenizer
+
+
+def _spaced(prefix: bool) -> decoders.Decoder:
+    """Marks to spaces, bytes to characters, and the space that was put in front taken off."""
+    ends = [decoders.Strip(" ", 1, 0)] if prefix else []
+    return decoders.Sequence([decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *ends])
 
 
 def derived_merges(tokens: list[str], ids: Mapping[str, int], scores: list[float]) -> list[tuple[str, str]]:
@@ -170,11 +175,10 @@ def _unigram(vocabulary: Vocabulary) -> Tokenizer:
     steps = [normalizers.Precompiled(bytes(value & 255 for value in charsmap))] if charsmap else []
     if vocabulary.get("remove_extra_whitespaces", False):
         steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
-    if steps:
-        tokenizer.normalizer = normalizers.Sequence(steps)
-    scheme = "always" if vocabulary.get("add_space_prefix", True) else "never"
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, scheme)
-    tokenizer.decoder = decoders.Metaspace(SPACE, scheme)
+    prefix = bool(vocabulary.get("add_space_prefix", True))
+    tokenizer.normalizer = normalizers.Sequence([*steps, *([normalizers.Prepend(SPACE)] if prefix else []), normalizers.Replace(" ", SPACE)])
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, "never")
+    tokenizer.decoder = _spaced(prefix)
     return tokenizer
 
 

@@ -7,7 +7,7 @@ on Gemma's norms), which it undoes. Refuses to know decoders and targets. Data i
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,7 +31,7 @@ class GgufWeights:
             raise UnknownFormat(f"The GGUF architecture {file.architecture!r} is not read natively.", file=file.path.name,
                                 known=", ".join(FAMILIES))
         check_types(file)
-        self._file, self._family, self._open = file, FAMILIES[file.architecture], _Parts()
+        self._file, self._family = file, FAMILIES[file.architecture]
         self.config: Mapping[str, Any] = config_of(file, self._factors)
         self._names = names_of(file)
         check_shapes(file, self.config, self._names)
@@ -54,7 +54,7 @@ class GgufWeights:
         return weight, self.tensor(f"{module}.bias") if f"{module}.bias" in self._names else None
 
     def close(self) -> None:
-        self._open.close()
+        """Nothing stays open between two reads."""
 
     # ---- one tensor
     def _info(self, name: str) -> TensorInfo:
@@ -67,7 +67,7 @@ class GgufWeights:
 
     def _rows(self, info: TensorInfo, width: int) -> Tensor:
         """uint8 [rows, width], the rows in the order of transformers."""
-        rows = self._open.read(info).view(-1, width)
+        rows = read_bytes(info).view(-1, width)
         heads = self._paired_heads(info.name)
         # llama.cpp turns neighbours (2j, 2j + 1) where transformers turns the halves (j, j + d/2) of a head
         return rows.view(heads, -1, 2, width).transpose(1, 2).reshape(-1, width) if heads else rows
@@ -96,28 +96,15 @@ def check_types(file: GgufFile) -> None:
                                 remedy=f"Use a file of one of the types {', '.join(sorted(READABLE))}.")
 
 
-class _Parts:
-    """The open files of a model. Tensors are read, not mapped: a file that shrinks under us is then an error, not a signal."""
-
-    def __init__(self) -> None:
-        self._files: dict[str, BinaryIO] = {}
-
-    def read(self, info: TensorInfo) -> Tensor:
-        """uint8 [bytes]"""
-        key = str(info.path)
-        if key not in self._files:
-            self._files[key] = open(info.path, "rb", buffering=0)
-        out, file, done = torch.empty(info.bytes, dtype=torch.uint8), self._files[key], 0
+def read_bytes(info: TensorInfo) -> Tensor:
+    """uint8 [bytes]. Tensors are read, not mapped: a file that shrinks under us is then an error, not a signal."""
+    out, done = torch.empty(info.bytes, dtype=torch.uint8), 0
+    view = memoryview(out.numpy())
+    with open(info.path, "rb", buffering=0) as file:
         file.seek(info.offset)
-        view = memoryview(out.numpy())
         while done < info.bytes:
             count = file.readinto(view[done:])
             if not count:
                 raise BrokenFile(f"{info.path.name} ended inside the tensor {info.name!r}.", tensor=info.name, file=info.path.name)
             done += count
-        return out
-
-    def close(self) -> None:
-        for file in self._files.values():
-            file.close()
-        self._files.clear()
+    return out
