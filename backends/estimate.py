@@ -1,13 +1,13 @@
 """Memory a load will need against memory there is, before anything is read. Light: headers, file sizes and arithmetic.
 
     weights    floats in the compute type; quantized weights keep their bits (2 and 3 become 4; 5, 6 and 7 become 8)
-    kv         context × streams × bytes of a token, in whole pages, at most `SHARE` of what is free beside the weights:
+    kv         context × streams × bytes of a token, in whole pages, at most `MOST` of what is free beside the weights:
                streams share the pages, so one full context is the least, and a full one for each stream the most
     workspace  activations of one prompt chunk, one row of logits for each stream, and what the libraries keep
 
-Context 0 means: the trained one, or less where not even one stream's would fit that share. The same rule as in
-`engine/room.py`, which decides once the weights are there. An estimate errs upwards; what a load really took stands in
-`ModelInfo.peak_bytes` beside it.
+Context 0 means: the trained one, or less where that of all streams would take more than half of what is free beside the
+weights. The same rule as in `engine/room.py`, which decides once the weights are there. An estimate errs upwards; what a
+load really took stands in `ModelInfo.peak_bytes` beside it.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from backends.base import LocalOptions, MemoryEstimate, ModelDir
 from backends.facts import ModelFacts, Stored, describe, pages
 from backends.memory import gpu_memory, machine_memory, resident
 
-__all__ = ["ModelFacts", "describe", "estimate", "estimate_facts", "free_memory", "machine_memory", "resident"]
+__all__ = ["ModelFacts", "describe", "estimate", "estimate_facts", "free_memory", "machine_memory", "resident", "resolve"]
 
 WIDTH = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 CHUNK = 256                             # most rows of one pass
 BASE = 48 << 20                         # libraries' own buffers, tokenizer, bookkeeping
-SHARE = 0.7                             # of the memory beside the weights that the cache may take
-UNKNOWN_CONTEXT = 4096                  # where the files do not say what the model was trained for
+AUTOMATIC, MOST = 0.5, 0.9              # of the memory beside the weights: what an automatic context takes, and any
+UNKNOWN_CONTEXT = 2048                  # where the files do not say what the model was trained for
 
 
 def estimate(model: ModelDir, options: LocalOptions, free: int | None = None) -> MemoryEstimate:
@@ -35,10 +35,11 @@ def estimate_facts(facts: ModelFacts, options: LocalOptions, free: int | None = 
     free = free_memory(device) if free is None else free
     weights, workspace = weights_bytes(facts, dtype), workspace_bytes(facts, options, dtype)
     token, trained = token_bytes(facts, kv_type), facts.trained_context or UNKNOWN_CONTEXT
-    share = int(SHARE * max(0, free - weights - workspace))
-    most = _whole_pages(share / token) if token else max(trained, options.context)
-    context = options.context or max(16, min(trained, most))
-    kv = max(pages(context) * token, min(share, pages(context) * token * options.streams))
+    spare = max(0, free - weights - workspace)
+    most = _whole_pages(MOST * spare / token) if token else max(trained, options.context)
+    fits = _whole_pages(AUTOMATIC * spare / (token * options.streams)) if token else trained
+    context = options.context or max(16, min(trained, fits))
+    kv = token * max(pages(context), min(most, pages(context) * options.streams))
     return MemoryEstimate(weights, kv, workspace, free, context, min(trained, most), _notes(facts, options, trained))
 
 

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from queue import Empty
 from typing import Any
@@ -122,6 +122,15 @@ class EngineHost:
             if (loaded := self._models.get(name)) is not None:
                 loaded.info = info
 
+    def ensure(self, name: str, progress: ProgressFn, cancel: Cancel) -> ModelInfo:
+        """Have ``name`` in memory now, if a death of the engine took it. ModelNotLoaded."""
+        with self._lock:
+            loaded = self._models.get(name)
+        if loaded is None:
+            raise ModelNotLoaded(f"{name!r} is not loaded.", field="model")
+        self.bring(loaded, progress, cancel)
+        return loaded.info
+
     def has(self, loaded: Loaded) -> bool:
         """Is it in memory now, so that a request need not wait for a load?"""
         return loaded.link is not None and loaded.link.alive
@@ -141,7 +150,8 @@ class EngineHost:
             link = self._start(progress, cancel)
             call = link.call("load", loaded.name, loaded.path, loaded.backend, loaded.options, loaded.revision)
             cancel.on_set(call.cancel)
-            loaded.info = call.result(progress)
+            info, before = call.result(progress), loaded.info
+            loaded.info = replace(info, estimate=info.estimate or (before and before.estimate))
             loaded.link = link
         if self.model(loaded.name) is not None:             # it came back
             self.on_change()
@@ -184,7 +194,7 @@ class EngineHost:
         silent = time.monotonic() - link.heard
         last: Beat = link.last_beat
         age = None if last.step_age is None and not (self._answers and silent > 1.0) else (last.step_age or 0.0) + silent
-        waiting = int(last.counters.get("waiting", 0))
+        waiting = int(last.counters.get("queue", 0))
         return EngineBeat(self.state, self.reason, max(0, last.open - waiting), waiting, self._rss(link), age, last.counters)
 
     def stats(self) -> dict[str, Any]:

@@ -38,7 +38,7 @@ def studio(settings, monkeypatch):
     monkeypatch.setattr(sizing, "estimate", lambda model, options, free=None: FITS)
     for name in ("a", "b"):
         add(settings, name, **{"toy.json": "{}"})
-    host = EngineHost(settings.logs, package="toy_backends", engine="toy_engine:ToyEngine", pace=0.002, queue_limit=4)
+    host = EngineHost(settings.logs, package="toy_backends", engine="toy_engine:ToyEngine", pace=0.002, queue=4)
     made = Studio(settings, Registry.scan("toy_backends"), host)
     yield made
     made.close()
@@ -124,6 +124,23 @@ def test_a_second_load_only_reloads_for_other_options_and_says_so(studio):
     again = studio.load("a", {"streams": 3}, seen.append)
     assert dict(again.options)["streams"] == 3 and "streams 2 → 3" in seen[1].note
     assert text(studio.submit(ask(1), "a")) == "a:0 "
+
+
+def test_a_reload_that_could_not_fit_leaves_what_works(studio, monkeypatch):
+    studio.load("a", {"streams": 2})
+    monkeypatch.setattr(sizing, "estimate", lambda *_: MemoryEstimate(600, 500, 100, 1000, 64, 32))
+    with pytest.raises(OutOfMemory):
+        studio.load("a", {"streams": 3})
+    assert text(studio.submit(ask(1), "a")) == "a:0 "
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_a_second_load_brings_a_dead_engine_back(studio):
+    studio.load("a")
+    os.kill(studio.host._link.pid, signal.SIGKILL)
+    while studio.snapshot().status != "dead":
+        time.sleep(0.01)
+    assert studio.load("a").name == "a" and studio.snapshot().status == "ready"
 
 
 def test_the_same_name_loaded_from_two_sides_is_loaded_once(studio):

@@ -9,7 +9,6 @@ import ctypes
 import faulthandler
 import gc
 import logging
-import os
 import signal
 import sys
 import threading
@@ -51,23 +50,12 @@ def _offer_for_oom_kill() -> None:
         logging.getLogger(__name__).info("the OOM score stays as it is: %s", error)
 
 
-def usable_cpus() -> int:
-    """Cores this process may really use: affinity and the control group's quota, which torch does not look at."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = Path("/sys/fs/cgroup/cpu.max")
-    if quota.is_file():
-        limit, _, period = quota.read_text().partition(" ")
-        if limit.isdigit() and period.strip().isdigit():
-            cores = min(cores, max(1, -(-int(limit) // int(period))))
-    return cores
-
-
 def bound_threads() -> None:
-    """No more of torch's threads than cores that may be used, and one for work between operators."""
+    """One thread for work between operators: the loop is the only one that computes. Those inside an operator are counted
+    out at load (`kernels.select`)."""
     torch = sys.modules.get("torch")
     if torch is None:
         return
-    torch.set_num_threads(min(torch.get_num_threads(), usable_cpus()))
     try:
         torch.set_num_interop_threads(1)
     except RuntimeError as error:       # work has already run on that pool: what it has is what it keeps

@@ -81,7 +81,7 @@ class Studio:
         self.registry = registry or Registry.scan()
         self.changed = Signal()
         self.records = Records(settings.logs, settings.outputs, settings.log_content, settings.log_size)
-        self.host = host or EngineHost(logs=settings.logs, queue_limit=settings.queue)
+        self.host = host or EngineHost(logs=settings.logs, queue=settings.queue)
         self.host.on_change = self.changed.emit
         self._lock = threading.Lock()                       # guards the four below; never held while something loads
         self._gates: dict[str, threading.Lock] = {}         # one load or unload of a name at a time
@@ -131,14 +131,22 @@ class Studio:
             if entry.reason:
                 raise self._refusal(entry)
             backend = self.registry.get(entry.backend)
-            chosen = make_options(backend.options, options)
+            chosen, cancel = make_options(backend.options, options), cancel or Cancel()
             if (present := self.loaded().get(name)) is not None:
                 if dict(present.options) == _values(chosen):
                     progress(Progress("loaded", 1, 1, "already loaded with these options"))
-                    return present
-                progress(Progress("unload", note=f"reloading with {_difference(dict(present.options), _values(chosen))}"))
-                self._unload(name)
-            return self._load(entry, backend, chosen, progress, cancel or Cancel())
+                    return self.host.ensure(name, progress, cancel) if backend.local else present
+                self._make_way(present, chosen, progress)
+            return self._load(entry, backend, chosen, progress, cancel)
+
+    def _make_way(self, present: ModelInfo, options, progress: ProgressFn) -> None:
+        """Unload for a reload with other options; not where these could not fit even then: what works stays."""
+        before, after = dict(present.options), _values(options)
+        if present.path != "remote":
+            free = sizing.free_memory(sizing.resolve(options)[0]) + (present.weights_bytes or 0)
+            _refuse_if_too_big(present.name, sizing.estimate(self.directory(present.name), options, free))
+        progress(Progress("unload", note=f"reloading with {_difference(before, after)}"))
+        self._unload(present.name)
 
     def _load(self, entry: CatalogEntry, backend, options, progress: ProgressFn, cancel: Cancel) -> ModelInfo:
         with self._announced(entry.name, progress) as report:

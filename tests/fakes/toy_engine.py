@@ -10,8 +10,8 @@ from backends.base import Event, InvalidRequest, ModelNotLoaded, QueueFull, Timi
 
 
 class ToyEngine:
-    def __init__(self, pace: float = 0.002, queue_limit: int = 1000) -> None:
-        self.pace, self.queue_limit = pace, queue_limit
+    def __init__(self, pace: float = 0.002, queue: int = 1000) -> None:
+        self.pace, self.queue = pace, queue
         self.names: dict[int, str] = {}
         self.running: list = []
         self.lock = threading.Lock()
@@ -31,7 +31,7 @@ class ToyEngine:
         if request.prompt == "bug":
             raise KeyError("a bug")
         with self.lock:
-            if len(self.running) >= self.queue_limit:
+            if len(self.running) >= self.queue:
                 raise QueueFull("Too many.", waiting=len(self.running))
             self.running.append([model.info.name, request, cancel, sink, 0, time.monotonic()])
 
@@ -63,4 +63,4 @@ class ToyEngine:
             sink(Event(index=-1, usage=Usage(1, done + 1), timing=Timing(total_seconds=time.monotonic() - began)))
 
     def stats(self) -> dict:
-        return {"steps": self.steps, "waiting": 0, "active": len(self.running)}
+        return {"steps": self.steps, "queue": 0, "active": len(self.running)}
