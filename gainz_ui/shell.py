@@ -50,6 +50,8 @@ def build(studio: Any, settings: Any, store: Any, tasks: Any, doctor: Callable[[
     ``startup``: the server's first work, which the page shows and can begin again."""
     page = Page(studio, settings, store, tasks, doctor, Answers(), startup)
     with gr.Blocks(title="Gainz", analytics_enabled=False) as blocks:
+        if api is not None:             # first: a private listener whose function is called "load" would take that name
+            api()
         page.browser = {name: gr.BrowserState(first, storage_key=f"gainz-{name}", secret="gainz") for name, first in BROWSER.items()}
         page.version, timer, page.gate_timer = gr.State(-1), gr.Timer(CALM), gr.Timer(0.6, active=False)
         status, banner = _header()
@@ -58,8 +60,6 @@ def build(studio: Any, settings: Any, store: Any, tasks: Any, doctor: Callable[[
                 with gr.Tab(T(tab.title), id=tab.title, elem_id=f"gz-tab-{tab.title}"):
                     tab.build(page)
         _wire(blocks, page, timer, status, banner)
-        if api is not None:
-            api()
     blocks.gainz_page = page
     return blocks
 
