@@ -53,12 +53,12 @@ def register(studio: Studio) -> None:
 
     def models() -> list[dict]:
         """Everything in models/, loadable or not with the reason, and what is loaded."""
-        return [_plain(entry) for entry in studio.catalog()]
+        return [_plain(entry, "folder") for entry in studio.catalog()]
 
     def load(name: str, options: dict | None = None) -> dict:
         """Load a model; `options` as on the Models tab (context, kv_type, streams, threads, device, dtype, kernels …)."""
         cancel = Cancel()
-        return _plain(spoken(lambda: studio.load(name, options or {}, cancel=cancel)))
+        return _plain(spoken(lambda: studio.load(name, options or {}, cancel=cancel)), "decoder")
 
     def unload(name: str) -> dict:
         """Give a model's memory back."""
@@ -143,11 +143,12 @@ def _state(view: View, model: str) -> dict[str, Any]:
             "timing": asdict(view.timing) if view.timing else None}
 
 
-def _plain(value: Any) -> dict[str, Any]:
-    """A frozen value as JSON: paths and other objects as text."""
+def _plain(value: Any, path: str) -> dict[str, Any]:
+    """A frozen value as JSON: paths and other objects as text. Its field ``path`` gets another name, since Gradio's client
+    takes every object with a "path" for a file to be fetched."""
     def plain(item: Any) -> Any:
         if isinstance(item, Mapping):
-            return {str(key): plain(inner) for key, inner in item.items()}
+            return {path if key == "path" else str(key): plain(inner) for key, inner in item.items()}
         if isinstance(item, (list, tuple)):
             return [plain(inner) for inner in item]
         return item if item is None or isinstance(item, (str, int, float, bool)) else str(item)

@@ -112,12 +112,17 @@ def _page(house: House) -> Any:
 
 
 # ---------------------------------------------------------------------------------------------- running
-def make_server(app: Any, house: House) -> Any:
-    """A uvicorn server that also stops with a page open: the page's event stream ends only when it is told to."""
+def make_server(app: Any, house: House, on_up: Callable[[], Any] = lambda: None) -> Any:
+    """A uvicorn server that also stops with a page open: the page's event stream ends only when it is told to. ``on_up`` is
+    called once the port answers: what takes long begins then, and competes with nothing before."""
     import gradio as gr
     import uvicorn
 
     class Server(uvicorn.Server):
+        async def startup(self, sockets=None) -> None:
+            await super().startup(sockets)
+            on_up()
+
         def handle_exit(self, sig, frame) -> None:
             super().handle_exit(sig, frame)
             threading.Thread(target=house.studio.close, name="close", daemon=True).start()  # drains while the server drains
@@ -151,10 +156,9 @@ def serve(settings: Settings, watch: ProgressFn, say: Callable[[str], None] = la
     house = furnish(settings)
     try:
         app = build_app(house)
-        server = make_server(app, house)
+        server = make_server(app, house, lambda: house.startup.begin(watch))
         shown = f"[{address}]" if ":" in address else "127.0.0.1" if address == "0.0.0.0" else address
         say(f"Gainz is at http://{shown}:{port}   (Ctrl+C stops it)")
-        house.startup.begin(watch)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, _heard)
         server.run(sockets=[bound])

@@ -1,0 +1,198 @@
+"""Gradio's client against our names (cases GR-09, GR-05): the frozen list, each name called, streams, errors, leaving."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+
+import gradio as gr
+import pytest
+from gradio_client import Client
+from gradio_client.exceptions import AppError
+
+from gainz_ui import api_names, server
+from gainz_ui.services.startup import Startup
+from gainz_ui.services.store import Store
+from gainz_ui.services.tasks import Tasks
+from gainz_ui.settings import Settings
+from tests.api_fakes import FULL, FakeStudio
+
+FROZEN = {"/chat", "/generate", "/load", "/models", "/unload"}       # README and other people's scripts call these
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The whole application over a studio without an engine, with a page that holds only the public names."""
+    folder = tmp_path_factory.mktemp("site")
+    settings = Settings(models=folder / "models", outputs=folder / "outputs", logs=folder / "logs")
+    studio, tasks = FakeStudio(settings), Tasks()
+    store = Store(settings.models)
+    house = server.House(settings, studio, store, tasks, Startup(settings, studio, store, tasks))
+
+    def page(house):
+        with gr.Blocks(analytics_enabled=False) as demo:
+            api_names.register(house.studio)
+        return demo
+
+    with server.bind("127.0.0.1", 0) as bound:
+        app = server.build_app(house, page)
+        made = server.make_server(app, house)
+        thread = threading.Thread(target=made.run, kwargs={"sockets": [bound]}, daemon=True)
+        thread.start()
+        while not made.started:
+            time.sleep(0.02)
+        url = f"http://127.0.0.1:{bound.getsockname()[1]}"
+        yield studio, Client(url, verbose=False), url
+        made.handle_exit(15, None)
+        thread.join(20)
+        assert not thread.is_alive(), "the server does not stop while a client is connected"
+        assert studio.closed.wait(5)
+
+
+@pytest.fixture
+def studio(site):
+    studio, fresh = site[0], FakeStudio()
+    for name in ("pace", "prefill", "fail", "break_after", "present"):
+        setattr(studio, name, getattr(fresh, name))
+    studio.requests.clear()
+    return studio
+
+
+@pytest.fixture
+def client(site):
+    return site[1]
+
+
+def test_gr_09_the_names_are_the_frozen_ones(client):
+    named = client.view_api(return_format="dict")["named_endpoints"]
+    assert set(named) == FROZEN == set(api_names.NAMES)
+    assert client.view_api(return_format="dict")["unnamed_endpoints"] == {}
+
+
+def test_gr_09_the_real_page_has_the_frozen_names_and_no_doubles(tmp_path):
+    house = server.furnish(Settings(models=tmp_path / "m", outputs=tmp_path / "o", logs=tmp_path / "l"))
+    try:
+        demo = server._page(house)
+        public = [dependency["api_name"] for dependency in demo.config["dependencies"] if dependency["api_visibility"] == "public"]
+        assert sorted("/" + name for name in public) == sorted(FROZEN)
+    finally:
+        house.studio.close()
+
+
+def test_an_unknown_name_is_an_error_and_not_another_function(client):
+    with pytest.raises(ValueError, match="/nonsense"):
+        client.predict("a", api_name="/nonsense")
+
+
+def test_generate_gives_the_whole_answer_at_the_end(studio, client):
+    answer = client.predict("The capital of France is", 3, api_name="/generate")
+    assert answer["text"] == "w0 w1 w2 " and answer["finish_reason"] == "length" and answer["model"] == "tiny"
+    assert (answer["prompt_tokens"], answer["completion_tokens"]) == (3, 3)
+    assert answer["timing"]["ttft_seconds"] == 0.01
+
+
+def test_generate_streams_what_is_there_so_far(studio, client):
+    studio.pace = 0.02
+    seen = [piece["text"] for piece in client.submit("a", 30, api_name="/generate")]
+    assert len(seen) >= 4
+    assert all(later.startswith(earlier) for earlier, later in zip(seen, seen[1:]))
+    assert seen[-1] == "".join(studio.words[i % 32] for i in range(30))
+
+
+def test_options_arrive_and_unknown_ones_are_refused(studio, client):
+    client.predict("a", 2, 0.5, 0.9, 7, ["x"], None, {"top_k": 3, "stop_ids": [4], "logit_bias": {"5": -1}, "ignore_eos": True,
+                                                      "draft": "lookup", "time_limit": 5}, api_name="/generate")
+    request = studio.requests[-1]
+    sampling = request.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.seed, sampling.stop) == (0.5, 0.9, 7, ("x",))
+    assert (sampling.top_k, sampling.stop_ids, sampling.logit_bias, sampling.ignore_eos) == (3, (4,), ((5, -1.0),), True)
+    assert request.draft.name == "lookup" and request.time_limit == 5
+    with pytest.raises(AppError, match="Unknown option 'topk'"):
+        client.predict("a", options={"topk": 3}, api_name="/generate")
+
+
+def test_chat_brings_history_and_system(studio, client):
+    answer = client.predict("And you?", [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}], "Be brief.",
+                            max_tokens=2, api_name="/chat")
+    assert answer["text"] == "w0 w1 "
+    assert [(turn.role, turn.content) for turn in studio.requests[-1].prompt] == [
+        ("system", "Be brief."), ("user", "Hi"), ("assistant", "Hello"), ("user", "And you?")]
+    with pytest.raises(AppError, match="history"):
+        client.predict("a", [{"role": "user", "text": "x"}], api_name="/chat")
+
+
+def test_models_load_unload(studio, client):
+    (entry,) = client.predict(api_name="/models")
+    assert entry["folder"] == "models/tiny" and entry["name"] == "tiny" and entry["loaded"] is True and entry["reason"] == ""
+    assert client.predict("tiny", api_name="/unload") == {"unloaded": "tiny"}
+    with pytest.raises(AppError, match="No model is loaded"):
+        client.predict("a", api_name="/generate")
+    loaded = client.predict("tiny", {}, api_name="/load")
+    assert loaded["name"] == "tiny" and loaded["decoder"] == "fused"
+    with pytest.raises(AppError, match="no model 'absent'"):
+        client.predict("absent", api_name="/load")
+
+
+def test_errors_say_what_and_what_to_do(studio, client):
+    with pytest.raises(AppError, match="max_tokens must be from 0"):
+        client.predict("a", -1, api_name="/generate")
+    studio.fail = FULL
+    with pytest.raises(AppError, match="Too many requests.*Try again in a moment"):
+        client.predict("a", api_name="/generate")
+    studio.fail, studio.break_after = None, 1
+    with pytest.raises(AppError, match="The step failed"):
+        client.predict("a", 5, api_name="/generate")
+
+
+@pytest.mark.parametrize("prefill", [0.0, 30.0])
+def test_cancelling_a_job_stops_the_work(studio, client, prefill):
+    studio.pace, studio.prefill = 0.02, prefill
+    job = client.submit("a", 5000, api_name="/generate")
+    deadline = time.monotonic() + 10
+    while studio.running == 0 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    time.sleep(0.3)
+    job.cancel()
+    deadline = time.monotonic() + 3
+    while studio.running and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert studio.running == 0
+
+
+def test_gr_05_long_answers_do_not_hold_up_the_rest(studio, client):
+    studio.pace = 0.02
+    jobs = [client.submit("a", 5000, api_name="/generate") for _ in range(5)]
+    deadline = time.monotonic() + 10
+    while studio.running < 5 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert studio.running == 5                       # no limit of Gradio's: the engine admits
+    began = time.monotonic()
+    client.predict(api_name="/models")
+    assert time.monotonic() - began < 1
+    for job in jobs:
+        job.cancel()
+    deadline = time.monotonic() + 5
+    while studio.running and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert studio.running == 0
+
+
+def test_the_page_and_its_files_obey_the_guard(site):
+    _, _, url = site
+    import httpx
+    assert httpx.get(url + "/config", headers={"host": "evil.example"}).status_code == 403
+    assert httpx.post(url + "/gradio_api/upload", files={"files": b"x"}, headers={"origin": "https://evil.example"}).status_code == 403
+    page = httpx.get(url + "/")
+    assert page.status_code == 200 and "default-src 'self'" in page.headers["content-security-policy"]
+
+
+@pytest.mark.parametrize("path", ["/gradio_api/file=../app.py", "/gradio_api/file=/etc/passwd", "/gradio_api/file=%2e%2e/app.py",
+                                  "/gradio_api/file=app.py", "/gradio_api/file=models/x/config.json", "/gradio_api/file=.env",
+                                  "/gradio_api/file=logs/requests.jsonl"])
+def test_gr_01_no_file_of_this_machine_is_served(site, path):
+    host, port = site[2].removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as raw:        # a client library would tidy the path up
+        raw.sendall(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n".encode())
+        status = int(raw.makefile("rb").readline().split()[1])
+    assert status in (403, 404)
