@@ -7,7 +7,8 @@ comes with a checkpoint, never reads pickles, never goes to the network.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from backends.base import BrokenFile, Cancel, ConfigConflict, LoadError, NotSupported, Progress, ProgressFn, UnsafeFile
+from backends.engine.weights import WeightSource
 from backends.kernels import Linear, Ops, QWeight
+
+Loaded = tuple[nn.Module, tuple[str, ...]]      # the model and notes
 
 
 class PackedLinear(nn.Module):
@@ -44,15 +48,24 @@ class PackedEmbedding(nn.Module):
 def weights_bytes(model: nn.Module) -> int:
     """Bytes of parameters and packed matrices, each counted once."""
     held = {id(p): p.numel() * p.element_size() for p in model.parameters()}
-    held |= {id(m.matrix): m.matrix.nbytes for m in model.modules() if isinstance(m, PackedLinear | PackedEmbedding)}
+    held |= {id(matrix): matrix.nbytes for matrix in _matrices(model)}
     return sum(held.values())
 
 
 def parameters(model: nn.Module) -> int:
     """Weights, counted once each, however many bits they take."""
     held = {id(p): p.numel() for p in model.parameters()}
-    held |= {id(m.matrix): m.matrix.rows * m.matrix.columns for m in model.modules() if isinstance(m, PackedLinear | PackedEmbedding)}
+    held |= {id(matrix): matrix.rows * matrix.columns for matrix in _matrices(model)}
     return sum(held.values())
+
+
+def _matrices(model: nn.Module) -> list[Linear]:
+    return [part.matrix for part in model.modules() if isinstance(part, PackedLinear | PackedEmbedding)]
+
+
+def foreign_kernels(model: nn.Module) -> str | None:
+    """What computes the matrix products where it is not the op table; None where it is."""
+    return None if _matrices(model) else f"torch {torch.__version__.partition('+')[0]} through transformers"
 
 
 # ---------------------------------------------------------------------------------------------- what can be loaded
@@ -72,7 +85,7 @@ def causal_config(config: Mapping[str, Any]) -> Any:
     return built
 
 
-def load_folder(folder: Path, config: Any, ops: Ops, progress: ProgressFn, cancel: Cancel) -> tuple[nn.Module, tuple[str, ...]]:
+def load_folder(folder: Path, config: Any, ops: Ops, progress: ProgressFn, cancel: Cancel) -> Loaded:
     """The model of a float safetensors folder in the target's type, and notes. Raises LoadError and its kin."""
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
@@ -80,21 +93,36 @@ def load_folder(folder: Path, config: Any, ops: Ops, progress: ProgressFn, cance
         raise UnsafeFile("The folder holds no *.safetensors file.", folder=folder.name)
     progress(Progress("read", note=f"transformers, {config.model_type}"))
     try:
-        model, report = AutoModelForCausalLM.from_pretrained(
-            folder, config=config, dtype=ops.dtype, local_files_only=True, trust_remote_code=False, use_safetensors=True,
-            output_loading_info=True)
+        with _no_bars():
+            model, report = AutoModelForCausalLM.from_pretrained(
+                folder, config=config, dtype=ops.dtype, local_files_only=True, trust_remote_code=False, use_safetensors=True,
+                output_loading_info=True)
     except SafetensorError as error:
         raise BrokenFile("A weight file cannot be read.", folder=folder.name, reason=error) from error
-    except (OSError, ValueError, RuntimeError, KeyError, ImportError) as error:     # what transformers documents or was seen to raise
+    except (OSError, ValueError, RuntimeError, KeyError, ImportError) as error:     # documented by transformers, or seen
         raise LoadError("transformers could not load the folder.", folder=folder.name, reason=_first_line(error)) from error
     cancel.raise_if_set("The load")
     _refuse_missing(report["missing_keys"], folder.name)
     return _ready(model, ops), _left_over(report["unexpected_keys"])
 
 
+@contextmanager
+def _no_bars() -> Iterator[None]:
+    """Progress is ours to show; transformers would draw its own into the log."""
+    from transformers.utils import logging
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
 def _refuse_missing(names: Any, where: str) -> None:
     if names:
-        raise BrokenFile(f"{len(names)} tensors of the model are missing.", first=", ".join(sorted(map(str, names))[:4]), where=where)
+        first = ", ".join(sorted(map(str, names))[:4])
+        raise BrokenFile(f"{len(names)} tensors of the model are missing.", first=first, where=where)
 
 
 def _left_over(names: Any) -> tuple[str, ...]:
@@ -111,7 +139,7 @@ def _ready(model: nn.Module, ops: Ops) -> nn.Module:
 
 
 # ---------------------------------------------------------------------------------------------- from a source
-def load_source(source: Any, config: Any, ops: Ops, progress: ProgressFn, cancel: Cancel) -> tuple[nn.Module, tuple[str, ...]]:
+def load_source(source: WeightSource, config: Any, ops: Ops, progress: ProgressFn, cancel: Cancel) -> Loaded:
     """The model of a `WeightSource`: quantized matrices packed, everything else in the target's type. Raises BrokenFile for
     missing tensors, ConfigConflict for shapes that the config does not give, UnsupportedTensor."""
     from transformers import AutoModelForCausalLM
@@ -120,15 +148,18 @@ def load_source(source: Any, config: Any, ops: Ops, progress: ProgressFn, cancel
     return _Filler(model, source, ops, progress, cancel).fill()
 
 
+EXPERTS = {"gate_up_proj": (("gate_proj", "up_proj"), ("w1", "w3")), "down_proj": (("down_proj",), ("w2",))}
+
+
 class _Filler:
-    def __init__(self, model: nn.Module, source: Any, ops: Ops, progress: ProgressFn, cancel: Cancel) -> None:
+    def __init__(self, model: nn.Module, source: WeightSource, ops: Ops, progress: ProgressFn, cancel: Cancel) -> None:
         self.model, self.source, self.ops, self.progress, self.cancel = model, source, ops, progress, cancel
         self.names = set(source.names())
         self.taken: set[str] = set()
         self.packed: dict[str, Any] = {}
         self.dense = self.dense_experts = 0
 
-    def fill(self) -> tuple[nn.Module, tuple[str, ...]]:
+    def fill(self) -> Loaded:
         tied = self.model.all_tied_weights_keys
         self._pack_matrices()
         wanted = [(name, tensor) for name, tensor in self.model.state_dict(keep_vars=True).items() if tensor.is_meta]
@@ -158,7 +189,8 @@ class _Filler:
         if not isinstance(weight, QWeight):
             return
         if weight.shape != shape:
-            raise ConfigConflict("A matrix has not the shape that the config gives.", tensor=name, file=weight.shape, config=shape)
+            raise ConfigConflict("A matrix has not the shape that the config gives.", tensor=name, file=weight.shape,
+                                 config=shape)
         self._replace(name, (PackedEmbedding if embedding else PackedLinear)(self.ops, self.ops.pack(weight, bias)))
 
     def _share_tied(self) -> None:
@@ -190,8 +222,7 @@ class _Filler:
     def _experts(self, name: str) -> Tensor | None:
         """transformers keeps a layer's experts in one tensor [E, …]; files keep them one by one."""
         base, _, last = name.rpartition(".")
-        parts = {"gate_up_proj": (("gate_proj", "up_proj"), ("w1", "w3")), "down_proj": (("down_proj",), ("w2",))}.get(last, ())
-        for projections in parts:
+        for projections in EXPERTS.get(last, ()):
             if any(key.startswith(f"{base}.0.{projections[0]}.") for key in self.names):
                 count = len({key[len(base) + 1:].split(".")[0] for key in self.names if key.startswith(base + ".")})
                 self.dense_experts += 1
@@ -219,7 +250,7 @@ class _Filler:
             owner._buffers[leaf] = value
 
     def _finish(self) -> None:
-        """Buffers that are computed, not stored (rotation tables), and tied weights: transformers' own steps after a load."""
+        """Buffers that are computed, not stored (rotation tables), and tied weights: transformers' own steps."""
         self.model._move_missing_keys_from_meta_to_device(set(), None, None, None)
         self.model._initialize_missing_keys(False)
         tied = {target: origin for target, origin in self.model.all_tied_weights_keys.items()
@@ -230,11 +261,11 @@ class _Filler:
         _refuse_missing(left, "model file")
 
     def _notes(self) -> tuple[str, ...]:
-        notes = _left_over(self.names - self.taken)
+        notes, kind = _left_over(self.names - self.taken), str(self.ops.dtype).removeprefix("torch.")
         if self.dense_experts:
-            notes += (f"The experts of {self.dense_experts // 2} layers are held in {str(self.ops.dtype)[6:]}, not quantized.",)
+            notes += (f"The experts of {self.dense_experts // 2} layers are held in {kind}, not quantized.",)
         if self.dense:
-            notes += (f"{self.dense} quantized matrices are held in {str(self.ops.dtype)[6:]}: their layers are not plain linear ones.",)
+            notes += (f"{self.dense} quantized matrices are held in {kind}: their layers are not plain linear ones.",)
         return notes
 
 

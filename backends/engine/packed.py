@@ -1,7 +1,7 @@
 """Attention of a transformers module over our pages: the one function we put into transformers' attention interface.
 
-Knows: packed ragged rows, KV pages, and how to find out what each attention call of a model is (heads, widths, scale, window,
-sinks) by watching one probe pass. The call's context lives on the model's own modules, so that two models never share one.
+Knows: packed ragged rows, KV pages, and how to find out what each attention call of a model is (heads, widths, window) by
+watching one probe pass. The call's context lives on the model's own modules, so that two models never share one.
 Refuses to know: model families, how a model is loaded, who hands out pages.
 """
 
@@ -20,6 +20,7 @@ from backends.base import LayerKV, NotSupported
 from backends.kernels import Batch, KVLayer
 from backends.kernels.ref import load_pages, store_rows
 
+Given = dict[str, Any]                          # keyword arguments of an attention call
 PAGED, PROBE = "gainz_paged", "gainz_probe"     # names in transformers' tables; only PROBE has masks built for it
 CONTEXT = "gainz_attention"                     # attribute on every module of a model: who answers its attention calls
 HONOURED = frozenset({"scaling", "softcap", "s_aux"})
@@ -29,7 +30,8 @@ NEEDLESS = frozenset({"dropout", "is_causal", "sliding_window", "position_ids", 
 
 
 class Answers(Protocol):
-    def attend(self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, given: dict[str, Any]) -> Tensor: ...
+    def attend(self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, given: Given) -> Tensor:
+        """q [1, heads, R, key width], k, v [1, kv_heads, R, key or value width] → [1, R, heads, value width]."""
 
 
 def register() -> None:
@@ -68,7 +70,8 @@ def _rule_mask(batch_size: int, q_length: int, kv_length: int, mask_function: An
 def window_of(rule: Any, reach: int) -> int | None:
     """The sliding window of a mask rule, None for plain causal. Raises NotSupported for any other rule (chunks, blocks).
     Rows up to ``reach`` tokens are looked at."""
-    seen = lambda q: rule(torch.zeros((), dtype=torch.long), 0, torch.tensor(q), torch.arange(q + 2)).expand(q + 2)  # noqa: E731
+    first = torch.zeros((), dtype=torch.long)
+    seen = lambda q: rule(first, 0, torch.tensor(q), torch.arange(q + 2)).expand(q + 2)  # noqa: E731
     last = max(reach - 1, 1)
     window = int(seen(last).sum())
     window = None if window == last + 1 else window
@@ -92,19 +95,20 @@ class Call:
 
 
 class Probe:
-    """Answers a single sequence's calls with plain attention, and notes what they were. Raises NotSupported where a call asks
-    for something that pages cannot give. ``reach``: tokens up to which a mask is examined."""
+    """Answers a single sequence's calls with plain attention, and notes what they were. Raises NotSupported where a call
+    asks for something that pages cannot give. ``reach``: tokens up to which a mask is examined."""
 
     def __init__(self, reach: int) -> None:
         self.reach, self.calls = reach, list[Call]()
         self._windows: dict[int, tuple[Any, int | None]] = {}
 
-    def attend(self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, given: dict[str, Any]) -> Tensor:
-        unknown = sorted(name for name, value in given.items() if value is not None and value is not False and name not in HONOURED | NEEDLESS)
-        if unknown:
-            raise NotSupported("The model's attention takes arguments that the paged attention does not honour.", arguments=unknown)
+    def attend(self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, given: Given) -> Tensor:
+        asked = {name for name, value in given.items() if value is not None and value is not False}
+        if unknown := sorted(asked - HONOURED - NEEDLESS):
+            raise NotSupported("The model's attention takes arguments that ours does not honour.", arguments=unknown)
         if k.shape[2] != q.shape[2] or q.shape[0] != 1:
-            raise NotSupported("A layer attends to something other than its own tokens.", queries=tuple(q.shape), keys=tuple(k.shape))
+            raise NotSupported("A layer attends to something other than its own tokens.", queries=tuple(q.shape),
+                               keys=tuple(k.shape))
         if mask is None and given.get("is_causal") is False:
             raise NotSupported("A layer attends to later tokens too.")
         self.calls.append(Call(module, q.shape[1], LayerKV(k.shape[1], k.shape[3], v.shape[3], self._window(mask))))
@@ -114,7 +118,7 @@ class Probe:
 
     def _window(self, mask: Tensor | None) -> int | None:
         if mask is None:
-            return None                        # no mask built at all: causal, which the check against the model's own attention confirms
+            return None                        # none built: causal, as the check against the model's own attention confirms
         rule = getattr(mask, "rule", None)
         if rule is None:
             raise NotSupported("The model builds its attention mask itself.", shape=tuple(mask.shape))
@@ -136,7 +140,7 @@ class Pass:
         starts, lengths = batch.starts.tolist(), batch.lengths.tolist()
         self._spans = [(first, end, length) for first, end, length in zip(starts, starts[1:], lengths)]
 
-    def attend(self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, given: dict[str, Any]) -> Tensor:
+    def attend(self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, given: Given) -> Tensor:
         call, pages = self.calls[self._next], self._kv[self._next]
         assert call.module is module, "the model made its attention calls in another order than in the probe"
         self._next += 1
@@ -154,8 +158,9 @@ class Pass:
         size, n = pages.k.shape[2], q.shape[1]
         first_page = 0 if window is None else max(0, length - n - window + 1) // size
         table = self._batch.pages[s:s + 1, first_page:-(-length // size)].long()
-        k = load_pages(pages.k, table, pages.k_scale, pages.k_low)[0].flatten(1, 2)[:, :length - first_page * size].to(q.dtype)
-        v = load_pages(pages.v, table, pages.v_scale, pages.v_low)[0].flatten(1, 2)[:, :length - first_page * size].to(q.dtype)
+        k = load_pages(pages.k, table, pages.k_scale, pages.k_low)[0].flatten(1, 2)
+        v = load_pages(pages.v, table, pages.v_scale, pages.v_low)[0].flatten(1, 2)
+        k, v = (part[:, :length - first_page * size].to(q.dtype) for part in (k, v))
         rows = torch.arange(length - n, length, device=q.device)
         columns = torch.arange(first_page * size, length, device=q.device)
         return attention(q, k, v, rows, columns, window, arguments).transpose(0, 1)
@@ -173,7 +178,8 @@ def _arguments(q: Tensor, given: dict[str, Any]) -> Arguments:
     return Arguments(q.shape[-1] ** -0.5 if scale is None else float(scale), given.get("softcap"), given.get("s_aux"))
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, rows: Tensor, columns: Tensor, window: int | None, arguments: Arguments) -> Tensor:
+def attention(q: Tensor, k: Tensor, v: Tensor, rows: Tensor, columns: Tensor, window: int | None,
+              arguments: Arguments) -> Tensor:
     """Causal attention of one sequence, grouped heads.
 
     q [heads, n, width], k [kv_heads, L, width], v [kv_heads, L, value_width]; rows [n] and columns [L] are positions.
@@ -200,6 +206,6 @@ def _by_hand(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, arguments: Arguments
     scores = scores.masked_fill(~mask, -math.inf)
     if arguments.sinks is None:
         return torch.matmul(scores.softmax(-1).to(v.dtype), v)
-    sinks = arguments.sinks.to(torch.float32).reshape(k.shape[0], -1, 1).repeat_interleave(n, dim=1)   # [kv_heads, groups * n, 1]
+    sinks = arguments.sinks.to(torch.float32).reshape(k.shape[0], -1, 1).repeat_interleave(n, dim=1)    # [kv_heads, rows, 1]
     weights = torch.cat([scores, sinks], -1).softmax(-1)[..., :-1]
     return torch.matmul(weights.to(v.dtype), v)

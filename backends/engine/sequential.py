@@ -52,7 +52,7 @@ class SequentialDecoder:
                  notes: Sequence[str] = ()) -> None:
         self.model, self.vocab, self.context, self.feed = model, vocab, context, feed
         self.room = room or context
-        self.notes, self.parameters = tuple(notes), hf_load.parameters(model)
+        self.notes, self.parameters, self.kernels = tuple(notes), hf_load.parameters(model), hf_load.foreign_kernels(model)
         parameters = inspect.signature(model.forward).parameters
         self._state_name = next((name for name in STATE_NAMES if name in parameters), None)
         self._keeps = "logits_to_keep" in parameters
@@ -120,7 +120,8 @@ class SequentialDecoder:
 
     def _fits(self, length: int) -> None:
         if length > self.context:
-            raise ContextTooLong(f"{length} tokens do not fit the context of {self.context}.", tokens=length, context=self.context)
+            raise ContextTooLong(f"{length} tokens do not fit the context of {self.context}.", tokens=length,
+                                 context=self.context)
 
     def _extend(self, slot: SequentialSlot, tokens: list[int], want: int) -> Tensor:
         self._fits(slot.length + len(tokens))
@@ -135,7 +136,7 @@ class SequentialDecoder:
             one_by_one = self.feed == "single" and slot.fed > 0
             chunk = slot.tokens[slot.fed:slot.fed + 1] if one_by_one else slot.tokens[slot.fed:]
             fed, state = slot.fed, slot.state if slot.fed else self._fresh()
-            slot.fed, slot.state = 0, None           # a pass that fails leaves its cache half written: then nothing of it is kept
+            slot.fed, slot.state = 0, None          # of a pass that fails, with its cache half written, nothing is kept
             logits, slot.state = self._forward(chunk, state, want)
             slot.fed = fed + len(chunk)
             rows.append(logits)
@@ -145,7 +146,7 @@ class SequentialDecoder:
         return self._forward(tokens, None, want, cached=False)[0]
 
     def _fresh(self) -> Any:
-        """An empty cache where the model takes transformers' own kind; models with their own kind make it on the first pass."""
+        """An empty cache where the model takes transformers' own kind; others make theirs on the first pass."""
         if not self.model._supports_default_dynamic_cache() or self._state_name == "state":
             return None
         from transformers import DynamicCache

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from backends.base import Decoder, NotSupported, Step, Vocab
 
 LENGTHS = (21, 6, 8)                        # tokens of each prompt; the first crosses a page
-CUTS = ((14, 18), (1, 4), (2, 3))           # where each prompt is cut into three steps: none, one or more tokens go on from a cache
+CUTS = ((14, 18), (1, 4), (2, 3))           # where each is cut into three steps: none, one or more tokens go on from a cache
 TOLERANCE = {torch.float32: 2e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 QUANTIZED = 5e-2                            # a rounding of activations may fall the other way
-SHARE = {True: 1.0, False: 0.8}             # rows that must agree: all in float32; below, a router or a rounding may tip over
+SHARE = {True: 1.0, False: 0.8}             # rows that must agree: all in float32; else a router or a rounding may tip over
 
 
 def prompts(vocab: Vocab, context: int) -> list[list[int]]:
@@ -34,7 +34,7 @@ def plain_rows(module: nn.Module, ids: Sequence[int]) -> Tensor:
 
 
 def served_rows(decoder: Decoder, asked: Sequence[Sequence[int]]) -> list[Tensor]:
-    """float32 [n, V] of each prompt, through slots that are open together: three steps, before the last one that is taken back."""
+    """float32 [n, V] of each prompt, through slots open together: three steps, before the last one taken back."""
     slots = [decoder.open(ids, reuse=False) for ids in asked]
     rows: list[list[Tensor]] = [[] for _ in asked]
     for turn in range(3):

@@ -18,15 +18,16 @@ from torch import Tensor, nn
 from backends.base import Cancel, LayerKV, LoadError, LocalOptions, ModelDir, NotSupported, Progress, ProgressFn, Vocab
 from backends.engine import hf_load, packed
 from backends.engine.kv import PAGE, PagedKV
-from backends.engine.room import UNKNOWN_CONTEXT, free_bytes, plan_room
+from backends.engine.packable import refusal
+from backends.engine.room import UNKNOWN_CONTEXT, plan_room
 from backends.engine.runner import PagedDecoder
 from backends.engine.sequential import FEEDS, SequentialDecoder
 from backends.engine.verify import agree, plain_rows, prompts, served_rows
+from backends.estimate import free_memory
 from backends.kernels import Batch, KVLayer, Ops
 
-# What a model's own code was seen to raise on a pass it is not made for. Such a model is served in another way, or refused by name.
+# What a model's own code was seen to raise on a pass it is not made for. It is then served in another way, or refused.
 FOREIGN = (RuntimeError, ValueError, TypeError, AttributeError, KeyError, IndexError, NotImplementedError, AssertionError)
-MOVING_ROPE = {"dynamic": "max_position_embeddings", "longrope": "original_max_position_embeddings"}
 
 
 def build_generic(model: ModelDir, source: Any, ops: Ops, options: LocalOptions, vocab: Vocab, progress: ProgressFn,
@@ -52,10 +53,10 @@ def _float_folder(model: ModelDir) -> bool:
     return model.path.is_dir() and bool(model.config) and bool(model.ending(".safetensors")) and not quantized
 
 
-def serve(module: nn.Module, dtype: torch.dtype, vocab: Vocab, context: int, streams: int, progress: ProgressFn, cancel: Cancel,
-          notes: Sequence[str] = (), *, exact: bool = True) -> GenericArch | SequentialDecoder:
-    """The loaded module behind the best path that passes its check. ``context`` 0: the trained one. ``exact``: its weights are
-    float, so that two ways to the same row differ by rounding only."""
+def serve(module: nn.Module, dtype: torch.dtype, vocab: Vocab, context: int, streams: int, progress: ProgressFn,
+          cancel: Cancel, notes: Sequence[str] = (), *, exact: bool = True) -> GenericArch | SequentialDecoder:
+    """The loaded module behind the best path that passes its check. ``context`` 0: the trained one. ``exact``: its weights
+    are float, so that two ways to the same row differ by rounding only."""
     longest = context or trained_context(module.config) or UNKNOWN_CONTEXT
     progress(Progress("check", note="packed against alone"))
     reason = refusal(module, longest)
@@ -89,51 +90,13 @@ def trained_context(config: Any) -> int | None:
     return next((int(getattr(text, name)) for name in names if getattr(text, name, None)), None)
 
 
-# ---------------------------------------------------------------------------------------------- the gate
-def refusal(module: nn.Module, context: int) -> str | None:
-    """Why the module cannot even be tried packed, in words for people; None: try."""
-    if module._is_stateful:
-        return "it carries a state from token to token, which sequences in one pass would share."
-    if not module._supports_attention_backend:
-        return "its attention cannot be replaced by ours."
-    if "position_ids" not in inspect.signature(module.forward).parameters:
-        return "it takes no position ids."
-    return _other_state(module) or _moving_rope(module, context)
-
-
-def _other_state(module: nn.Module) -> str | None:
-    """The cache that transformers itself would use shows whether layers keep more than keys and values (convolutions, indexes)."""
-    from transformers import DynamicCache
-    from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, DummyLayer
-    plain = (DynamicLayer, DynamicSlidingWindowLayer, DummyLayer)
-    odd = sorted({type(layer).__name__ for layer in DynamicCache(config=module.config).layers if type(layer) not in plain})
-    return f"its layers keep more than keys and values ({', '.join(odd)})." if odd else None
-
-
-def _moving_rope(module: nn.Module, context: int) -> str | None:
-    """Rotations that depend on the longest sequence of a pass would let neighbours change each other."""
-    for part in module.modules():
-        kinds = getattr(part, "rope_type", None)
-        for kind in kinds.values() if isinstance(kinds, dict) else (kinds,):
-            limit = _rope_limit(part, MOVING_ROPE.get(kind))
-            if limit is not None and context > limit:
-                return f"its {kind} rotation changes beyond {limit} tokens; load it with context {limit} or less for the packed path."
-    return None
-
-
-def _rope_limit(part: nn.Module, key: str | None) -> int | None:
-    if key is None:
-        return None
-    rope = getattr(part.config, "rope_parameters", None) or {}
-    return getattr(part.config, key, None) or rope.get(key) or 0
-
-
 def _own_attention(module: nn.Module) -> str:
     return "sdpa" if module._supports_sdpa else "eager"
 
 
 # ---------------------------------------------------------------------------------------------- packed
-def _packed(module: nn.Module, dtype: torch.dtype, context: int, vocab: Vocab, notes: tuple[str, ...], exact: bool) -> GenericArch:
+def _packed(module: nn.Module, dtype: torch.dtype, context: int, vocab: Vocab, notes: tuple[str, ...],
+            exact: bool) -> GenericArch:
     """Raises NotSupported, or whatever the model's code raises, where the packed path does not hold."""
     asked = prompts(vocab, context)
     module.set_attn_implementation("eager")
@@ -146,8 +109,8 @@ def _packed(module: nn.Module, dtype: torch.dtype, context: int, vocab: Vocab, n
 
 def _decoder(arch: GenericArch, vocab: Vocab, context: int, dtype: torch.dtype) -> PagedDecoder:
     device = next(arch.module.parameters()).device
-    return PagedDecoder(arch, PagedKV(arch.layers, 8, str(dtype).removeprefix("torch."), device), vocab, context, device=device,
-                        prefixes=False)
+    kv = PagedKV(arch.layers, 8, str(dtype).removeprefix("torch."), device)
+    return PagedDecoder(arch, kv, vocab, context, device=device, prefixes=False)
 
 
 class _Watched:
@@ -156,8 +119,9 @@ class _Watched:
     def __init__(self, module: nn.Module, ids: Tensor, positions: Tensor, probe: packed.Probe) -> None:
         self.path, self.arguments, self.output = "", dict[str, Any](), None
         self._names = {id(part): name for name, part in module.named_modules() if name}
-        hooks = [part.register_forward_pre_hook(self._before, with_kwargs=True) for part in module.modules() if part is not module]
-        hooks += [part.register_forward_hook(self._after) for part in module.modules() if part is not module]
+        parts = [part for part in module.modules() if part is not module]
+        hooks = [part.register_forward_pre_hook(self._before, with_kwargs=True) for part in parts]
+        hooks += [part.register_forward_hook(self._after) for part in parts]
         try:
             module(input_ids=ids, position_ids=positions, use_cache=False)
         finally:
@@ -165,7 +129,8 @@ class _Watched:
                 hook.remove()
         self.calls = tuple(probe.calls)
         given = {"input_ids": ids, "position_ids": positions}
-        strange = [name for name, value in self.arguments.items() if isinstance(value, Tensor) and value is not given.get(name)]
+        tensors = {name: value for name, value in self.arguments.items() if isinstance(value, Tensor)}
+        strange = [name for name, value in tensors.items() if value is not given.get(name)]
         if strange or "input_ids" not in self.arguments or "position_ids" not in self.arguments:
             raise NotSupported("The model prepares its inputs before its body runs.", body=self.path, inputs=strange)
 
@@ -193,7 +158,7 @@ def _watch(module: nn.Module, ids: Sequence[int], context: int) -> _Watched:
 
 
 class _Rows(nn.Module):
-    """Stands where the body was and answers with the rows in hand, so that the model's own head (scales, softcaps) does the rest."""
+    """Stands where the body was and answers with the rows in hand: the model's own head (scales, softcaps) does the rest."""
 
     def __init__(self, like: Any) -> None:
         super().__init__()
@@ -225,7 +190,7 @@ class GenericArch:
 
     def __init__(self, module: nn.Module, watched: _Watched, notes: Sequence[str] = ()) -> None:
         self.module, self.notes = module, tuple(notes)
-        self.parameters = hf_load.parameters(module)
+        self.parameters, self.kernels = hf_load.parameters(module), hf_load.foreign_kernels(module)
         self.layers: tuple[LayerKV, ...] = tuple(call.kv for call in watched.calls)
         output = watched.output
         self.hidden = output[0].shape[-1]
@@ -286,8 +251,9 @@ def _sequential(module: nn.Module, dtype: torch.dtype, context: int, streams: in
 def _with_room(decoder: SequentialDecoder, ids: Sequence[int], dtype: torch.dtype, context: int, streams: int,
                notes: Sequence[str]) -> SequentialDecoder:
     """As many tokens as the memory left takes, by what the model's own cache holds for each. Raises OutOfMemory."""
-    room = plan_room(decoder.measure(ids), str(dtype).removeprefix("torch."), context, trained_context(decoder.model.config), streams,
-                     free_bytes())
+    trained, device = trained_context(decoder.model.config), next(decoder.model.parameters()).device
+    room = plan_room(decoder.measure(ids), str(dtype).removeprefix("torch."), context, trained, streams,
+                     free_memory(device.type))
     decoder.context, decoder.room, decoder.notes = room.context, room.pages * PAGE, (*notes, *room.notes)
     return decoder
 
