@@ -114,7 +114,7 @@ class Engine:
         """The drafter of that name for this model, made when first asked for; and how long its drafts are."""
         if spec is None:
             return None, 0
-        if lane.model.info.path == "generic-sequential":
+        if "draft" not in lane.model.info.capabilities:
             raise NotSupported("This model runs one sequence at a time and cannot verify drafts.", field="draft")
         with self._post:
             key = (lane, spec.name)

@@ -46,14 +46,16 @@ def _digest(what: bytes, seed: int, number: int) -> int:
 def bits(place: np.uint64, ids: np.ndarray) -> np.ndarray:
     """32 random bits for each id, as uint64 [n]."""
     x = ids.astype(np.uint64)
+    shifted = np.empty_like(x)                    # in place throughout: for a whole vocabulary memory is what costs
     x += np.uint64(1)
     x *= GOLDEN
     x += place
-    x ^= x >> SHIFTS[0]
-    x *= MULTIPLIERS[0]
-    x ^= x >> SHIFTS[1]
-    x *= MULTIPLIERS[1]
-    x ^= x >> SHIFTS[2]
+    for shift, multiplier in zip(SHIFTS, MULTIPLIERS):
+        np.right_shift(x, shift, out=shifted)
+        x ^= shifted
+        x *= multiplier
+    np.right_shift(x, SHIFTS[2], out=shifted)
+    x ^= shifted
     x >>= TOP
     return x
 

@@ -125,9 +125,7 @@ def _draw_from_all(logits: np.ndarray, best: int, top: float, temperature: float
     scores = _scores(logits[near], top, temperature, noise.bits(place, near))
     winner = scores.argmax()
     token, score = int(near[winner]), float(scores[winner])
-    far = np.flatnonzero((logits >= top + (score - noise.HIGHEST) * temperature) & (logits < top - BANDS[0] * temperature))
-    if not len(far):
-        return token
+    far = np.flatnonzero(logits >= top + (score - noise.HIGHEST) * temperature)      # the near ones too: they change nothing
     random = noise.bits(place, far)
     lucky = random >= noise.bits_above(score + BANDS[0])
     far = far[lucky]

@@ -42,7 +42,7 @@ class Scheduler:
         self.failed: list[tuple[Sequence, GainzError]] = []
         self.preemptions = 0
         self._full = False                 # the head of the queue found no room, and nothing has left since
-        self._step = 0
+        self._turns = 0
 
     @property
     def busy(self) -> bool:
@@ -73,7 +73,7 @@ class Scheduler:
                 return
             sequence.slot = slot = self.decoder.open(sequence.tokens, reuse=not sequence.scoring)
             room = min(len(sequence.tokens) + 1, self.decoder.context) - slot.length
-            if self.running and not self.decoder.reserve(slot, room):
+            if not self.decoder.reserve(slot, room) and self.running:       # alone it may start, and grow as far as it can
                 self.decoder.release(slot)
                 sequence.slot, self._full = None, True
                 return
@@ -87,15 +87,15 @@ class Scheduler:
     def plan(self) -> list[tuple[Sequence, Step]]:
         """The next step's work; room for it is reserved. Sequences that cannot fit even alone are in ``failed``."""
         self.admit()
-        self._step += 1
         decoding = [sequence for sequence in self.running if sequence.decoding]
         others = [sequence for sequence in self.running if not sequence.decoding]
-        decoding.sort(key=lambda sequence: sequence.last_step)
+        decoding.sort(key=lambda sequence: sequence.turn)
         left = self.limits.budget
         self._propose(decoding, left - len(decoding))
         work: list[tuple[Sequence, Step]] = []
+        kept = 1 if others and left > 1 else 0                  # so that many streams cannot shut a new one out
         for sequence in decoding:
-            left -= self._place(sequence, left, work)
+            left -= self._place(sequence, left - kept, work)
         if decoding:
             left = min(left, self.limits.mixed)
         for sequence in others:
@@ -143,7 +143,8 @@ class Scheduler:
         if sequence.scoring:
             want = n                                           # everything it has not yet seen
         work.append((sequence, Step(sequence.slot, tokens, want)))
-        sequence.last_step = self._step
+        self._turns += 1
+        sequence.turn = self._turns
         return n
 
     def _make_room(self, sequence: Sequence, work: list[tuple[Sequence, Step]]) -> bool:

@@ -41,7 +41,7 @@ class Sequence:
     draft: list[int] = field(default_factory=list)
     finish: FinishReason | None = None
     matched: str | int | None = None
-    last_step: int = 0                 # the step that last moved it: who waited longest goes first
+    turn: int = 0                      # when it was last moved: who waited longest goes first
 
     def __post_init__(self) -> None:
         sampling = self.answer.request.sampling
