@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +10,14 @@ from gainz_ui import html
 from gainz_ui.i18n import tr
 
 SHOWN = 2                               # models with a chip of their own
-LOGO = (Path(__file__).parent / "favicon.svg").read_text(encoding="utf-8").replace("<svg ", '<svg aria-hidden="true" ', 1)
+LOGO = (Path(__file__).parent / "favicon.svg").read_text(encoding="utf-8").strip().replace("<svg ", '<svg aria-hidden="true" ', 1)
 
 
 def header(language: str, snapshot: Any, tasks: Sequence[Any]) -> str:
     chips = [*_model_chips(language, snapshot), *_work_chips(language, snapshot, tasks), _engine_chip(language, snapshot),
              _memory_chip(language, snapshot)]
     return (f'<div class="gz-head"><h1 class="gz-brand">{LOGO}Gainz</h1><div class="gz-chips" role="status" '
-            f'aria-label="{escape(tr(language, "status"))}">{"".join(chip for chip in chips if chip)}</div></div>')
+            f'aria-label="{html.escape(tr(language, "status"))}">{"".join(chip for chip in chips if chip)}</div></div>')
 
 
 def banner(language: str, snapshot: Any) -> str:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
-from html import escape
+from html import escape as _escape
 
-KINDS = {"good", "warn", "bad", "busy", "plain"}
+_serial = itertools.count(1)            # makes the same file twice two different elements
+
+
+def escape(text: str) -> str:
+    """Safe as content and as attribute, on one line."""
+    return _escape(text).replace("\r", "").replace("\n", "&#10;")
 
 
 def size(count: float) -> str:
@@ -88,3 +94,8 @@ def stacked(parts: Sequence[tuple[str, float, str]], whole: float, label: str) -
     mark = f'<b style="left:{min(100.0, 100 * whole / scale):.2f}%"></b>' if whole < scale else ""
     legend = "".join(f'<span><i class="gz-part-{css}"></i>{escape(name)} <b>{size(amount)}</b></span>' for name, amount, css in parts)
     return f'<div class="gz-stack" role="img" aria-label="{escape(label)}">{pieces}{mark}</div><div class="gz-legend">{legend}</div>'
+
+
+def file(name: str, text: str, kind: str) -> str:
+    """A file in a hidden element, which page.js turns into a download."""
+    return f'<pre data-name="{escape(name)}" data-kind="{escape(kind)}" data-serial="{next(_serial)}">{escape(text)}</pre>'

@@ -13,29 +13,15 @@ from starlette.middleware import Middleware
 
 from gainz_ui import header as head
 from gainz_ui import tabs as tabs_package
-from gainz_ui.early import LANGUAGE_COOKIE, SCHEME_KEY, EarlyScript
+from gainz_ui.early import EarlyScript
 from gainz_ui.i18n import T, bundle, language
 from gainz_ui.page import Page, Tab
 from gainz_ui.services.answers import Answers
 from gainz_ui.theme import style, theme
+from gainz_ui.widgets import Html, shown
 
 CALM, BUSY = 2.0, 0.7                   # seconds between two looks at the state of things
 BROWSER = {"chat": None, "earlier": [], "presets": {}, "settings": None}    # what the browser keeps, and its first value
-
-ON_LOAD = """() => {
-  const url = new URL(location.href);
-  if (url.searchParams.has('__theme')) { url.searchParams.delete('__theme'); history.replaceState(null, '', url); }
-  document.title = 'Gainz';
-}"""
-SWITCH_LANGUAGE = f"""() => {{
-  const next = document.documentElement.lang.startsWith('zh') ? 'en' : 'zh';
-  document.cookie = '{LANGUAGE_COOKIE}=' + next + '; path=/; max-age=31536000; SameSite=Strict';
-  setTimeout(() => location.reload(), 60);
-}}"""
-SWITCH_SCHEME = f"""() => {{
-  const dark = document.body.classList.toggle('dark');
-  try {{ localStorage.setItem('{SCHEME_KEY}', dark ? 'dark' : 'light'); }} catch (error) {{ /* storage is off: until reload */ }}
-}}"""
 
 
 def scan() -> list[Tab]:
@@ -65,17 +51,16 @@ def build(studio: Any, settings: Any, store: Any, tasks: Any, doctor: Callable[[
 
 
 def _header() -> tuple[gr.HTML, gr.HTML]:
+    """What the two buttons do stands in page.js."""
     with gr.Row(elem_id="gz-header"):
-        status = gr.HTML(f'<div class="gz-head"><h1 class="gz-brand">{head.LOGO}Gainz</h1></div>', elem_id="gz-status")
-        word = gr.Button(T("other_language"), size="sm", elem_id="gz-language", elem_classes="gz-switch")
-        scheme = gr.Button(T("switch_scheme"), size="sm", elem_id="gz-scheme", elem_classes="gz-switch")
-    word.click(None, js=SWITCH_LANGUAGE, api_visibility="private")
-    scheme.click(None, js=SWITCH_SCHEME, api_visibility="private")
-    return status, gr.HTML(visible=False, elem_id="gz-banner")
+        status = Html(f'<div class="gz-head"><h1 class="gz-brand">{head.LOGO}Gainz</h1></div>', elem_id="gz-status")
+        gr.Button(T("other_language"), size="sm", elem_id="gz-language", elem_classes="gz-switch")
+        gr.Button(T("switch_scheme"), size="sm", elem_id="gz-scheme", elem_classes="gz-switch")
+    return status, Html(visible=False, elem_id="gz-banner")
 
 
 def _wire(blocks: gr.Blocks, page: Page, timer: gr.Timer, status: gr.HTML, banner: gr.HTML) -> None:
-    shown = gr.State("")                # the header as it stands in the browser: the same again is not sent
+    last = gr.State("")                 # the header as it stands in the browser: the same again is not sent
 
     def look(request: gr.Request, seen: str):
         words, snapshot, running = language(request), page.studio.snapshot(), page.tasks.running()
@@ -83,20 +68,20 @@ def _wire(blocks: gr.Blocks, page: Page, timer: gr.Timer, status: gr.HTML, banne
         pace = gr.Timer(BUSY if running or snapshot.loading else CALM)
         if text + warning == seen:
             return page.studio.changed.version, gr.skip(), gr.skip(), gr.skip(), pace
-        return page.studio.changed.version, text + warning, text, gr.HTML(warning, visible=bool(warning)), pace
+        return page.studio.changed.version, text + warning, text, shown(warning), pace
 
     quiet = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
-    outputs = [page.version, shown, status, banner, timer]
-    timer.tick(look, shown, outputs, **quiet)
-    blocks.load(look, shown, outputs, **quiet)
+    outputs = [page.version, last, status, banner, timer]
+    timer.tick(look, last, outputs, **quiet)
+    blocks.load(look, last, outputs, **quiet)
     for load in page.loads:
         blocks.load(**{"show_progress": "hidden", "api_visibility": "private", **load})
 
 
-def mount_options() -> dict[str, Any]:
-    """Keyword arguments for `gradio.mount_gradio_app`."""
-    return {"theme": theme(), "css": style(), "js": ON_LOAD, "i18n": bundle(), "favicon_path": str(Path(__file__).parent / "favicon.svg"),
-            "app_kwargs": {"middleware": [Middleware(EarlyScript)], "docs_url": None, "redoc_url": None, "openapi_url": None},
+def mount_options(language: str = "auto") -> dict[str, Any]:
+    """Keyword arguments for `gradio.mount_gradio_app`. ``language``: of a page on which nobody has chosen one."""
+    return {"theme": theme(), "css": style(), "i18n": bundle(), "favicon_path": str(Path(__file__).parent / "favicon.svg"),
+            "app_kwargs": {"middleware": [Middleware(EarlyScript, default=language)], "docs_url": None, "redoc_url": None, "openapi_url": None},
             "footer_links": [], "run_history": False, "enable_monitoring": False, "ssr_mode": False, "show_error": True}
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import gradio as gr
 
 from backends.base import Sampling
+from gainz_ui import html
 from gainz_ui.forms import Form
 from gainz_ui.i18n import T, language, tr
 from gainz_ui.page import Page, Tab
@@ -14,6 +15,7 @@ from gainz_ui.services.chat import PRESETS, Chat, to_export, to_markdown
 from gainz_ui.tabs import chat_view as show
 from gainz_ui.tabs.chat_flow import Flow, titles
 from gainz_ui.tabs.chat_presets import Presets
+from gainz_ui.widgets import Html, shown
 
 # one choice an answer, and no log-probabilities: the chat does not show them
 SKIPPED = ("n", "logprobs", "prompt_logprobs")
@@ -21,17 +23,6 @@ FOLDED = ("min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"
           "stop_ids", "ignore_eos")
 PRIVATE = {"api_visibility": "private", "show_progress": "hidden"}
 THINKING = [("<think>", "</think>")]
-
-# The answer goes on without the page; when the page is looked at again, it asks for what it missed.
-COME_BACK = """() => { if (!window.gainzVisible) { window.gainzVisible = true; let away = 0;
-  document.addEventListener('visibilitychange', () => {
-    if (document.hidden) { away = Date.now(); return; }
-    const button = document.querySelector('#gz-resume');
-    if (away && Date.now() - away > 15000 && button) { button.click(); }
-  }); } }"""
-DOWNLOAD = """(name, text, kind) => { const link = document.createElement('a');
-  link.href = URL.createObjectURL(new Blob([text], {type: kind})); link.download = name; link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 10000); }"""
 
 
 def build(page: Page) -> None:
@@ -53,7 +44,7 @@ def build(page: Page) -> None:
 # ---------------------------------------------------------------------------------------------- layout
 def _conversation(parts: dict[str, Any]) -> None:
     with gr.Column(elem_classes="gz-card"):
-        parts["gate"] = gr.HTML(visible=False, elem_id="gz-gate")
+        parts["gate"] = Html(visible=False, elem_id="gz-gate")
         with gr.Row(elem_classes="gz-actions", visible=False) as parts["gate_actions"]:
             parts["to_models"] = gr.Button(T("open_models"), variant="primary", elem_classes="gz-fit", elem_id="gz-open-models")
             parts["start_again"] = gr.Button(T("try_again"), visible=False, elem_classes="gz-fit", elem_id="gz-start-again")
@@ -61,7 +52,7 @@ def _conversation(parts: dict[str, Any]) -> None:
             elem_id="gz-chatbot", show_label=False, label=T("tab_chat"), height="54vh", min_height=260, editable="all", allow_tags=False,
             buttons=["copy"], layout="bubble", placeholder=T("chat_placeholder"), group_consecutive_messages=False,
             reasoning_tags=THINKING, container=False)
-        parts["notice"] = gr.HTML(visible=False, elem_id="gz-notice")
+        parts["notice"] = Html(visible=False, elem_id="gz-notice")
         with gr.Row(elem_id="gz-compose"):
             parts["composer"] = gr.Textbox(show_label=False, label=T("message"), placeholder=T("composer"), lines=1, max_lines=8,
                                            elem_id="gz-composer", container=False, autofocus=True)
@@ -73,10 +64,9 @@ def _conversation(parts: dict[str, Any]) -> None:
             parts["new"] = gr.Button(T("new_chat"), size="sm", elem_id="gz-new")
             parts["markdown"] = gr.Button(T("export_markdown"), size="sm", elem_id="gz-export-md")
             parts["json"] = gr.Button(T("export_json"), size="sm", elem_id="gz-export-json")
-        parts["stats"] = gr.HTML(visible=False, elem_id="gz-stats")
+        parts["stats"] = Html(visible=False, elem_id="gz-stats")
         parts["resume"] = gr.Button("", visible="hidden", elem_id="gz-resume")
-        for name in ("file_name", "file_text", "file_kind"):
-            parts[name] = gr.Textbox(visible=False)
+        parts["file"] = Html("", visible="hidden", elem_id="gz-file-chat")
 
 
 def _api(parts: dict[str, Any]) -> None:
@@ -102,7 +92,7 @@ def _settings(parts: dict[str, Any]) -> Form:
             with gr.Row(elem_classes="gz-actions"):
                 parts["preset_save"] = gr.Button(T("save"), size="sm", elem_id="gz-preset-save")
                 parts["preset_delete"] = gr.Button(T("delete"), size="sm", elem_id="gz-preset-delete")
-            parts["preset_note"] = gr.HTML(visible=False)
+            parts["preset_note"] = Html(visible=False)
         with gr.Accordion(T("earlier"), open=False, elem_classes="gz-fold", elem_id="gz-earlier"):
             gr.Markdown(T("earlier_help"))
             parts["history"] = gr.Dropdown([], label=T("earlier_open"), elem_id="gz-history")
@@ -124,32 +114,30 @@ def _wire_asking(page: Page, parts: dict[str, Any], flow: Flow, form: Form) -> N
     parts["chatbot"].edit(flow.edit, [parts["chat"], *settings], **free)
     parts["resume"].click(flow.come_back, parts["chat"], **free)
     page.on_load(flow.come_back, parts["chat"], outputs, concurrency_limit=None)
-    page.on_load(None, js=COME_BACK)
     parts["stop"].click(flow.stop, parts["chat"], None, queue=False, **PRIVATE)
 
 
 def _wire_rest(page: Page, parts: dict[str, Any], flow: Flow) -> None:
     """Undo, new chat, earlier chats, export."""
-    shown = [parts[name] for name in ("chat", "chatbot", "system", "stats", "notice", "send", "stop", "continue", "retry", "composer")]
-    parts["chatbot"].undo(flow.undo, parts["chat"], shown, **PRIVATE)
-    more = [*shown, parts["earlier"], parts["history"]]
+    parts_shown = [parts[name] for name in ("chat", "chatbot", "system", "stats", "notice", "send", "stop", "continue", "retry", "composer")]
+    parts["chatbot"].undo(flow.undo, parts["chat"], parts_shown, **PRIVATE)
+    more = [*parts_shown, parts["earlier"], parts["history"]]
     parts["new"].click(flow.new, [parts["chat"], parts["earlier"]], more, **PRIVATE)
     parts["history"].input(flow.open, [parts["history"], parts["chat"], parts["earlier"]], more, **PRIVATE)
     parts["history_clear"].click(lambda: ([], gr.Dropdown(choices=[], value=None)), None, [parts["earlier"], parts["history"]], **PRIVATE)
     page.on_load(lambda earlier: gr.Dropdown(choices=titles(earlier)), parts["earlier"], parts["history"])
-    files = [parts["file_name"], parts["file_text"], parts["file_kind"]]
-    parts["markdown"].click(_markdown, parts["chat"], files, **PRIVATE).then(None, files, None, js=DOWNLOAD, **PRIVATE)
-    parts["json"].click(_json, parts["chat"], files, **PRIVATE).then(None, files, None, js=DOWNLOAD, **PRIVATE)
+    parts["markdown"].click(_markdown, parts["chat"], parts["file"], **PRIVATE)
+    parts["json"].click(_json, parts["chat"], parts["file"], **PRIVATE)
 
 
-def _markdown(request: gr.Request, data: Any) -> tuple[str, str, str]:
+def _markdown(request: gr.Request, data: Any) -> str:
     words = language(request)
     names = {role: tr(words, f"role_{role}") for role in ("user", "assistant", "system")}
-    return "gainz-chat.md", to_markdown(Chat.of(data), names), "text/markdown"
+    return html.file("gainz-chat.md", to_markdown(Chat.of(data), names), "text/markdown")
 
 
-def _json(data: Any) -> tuple[str, str, str]:
-    return "gainz-chat.json", to_export(Chat.of(data)), "application/json"
+def _json(data: Any) -> str:
+    return html.file("gainz-chat.json", to_export(Chat.of(data)), "application/json")
 
 
 def _wire_models(page: Page, parts: dict[str, Any]) -> None:
@@ -160,12 +148,12 @@ def _wire_models(page: Page, parts: dict[str, Any]) -> None:
         value = chosen if chosen in names else names[-1] if names else None
         choice = gr.Dropdown(choices=names, value=value)
         if names:
-            return choice, gr.HTML("", visible=False), gr.Row(visible=False), gr.skip(), gr.Chatbot(visible=True), gr.Timer(active=False)
+            return choice, shown(""), gr.Row(visible=False), gr.skip(), gr.Chatbot(visible=True), gr.Timer(active=False)
         task, failed = page.startup_task(), page.startup_error()
         entries = sum(entry.ready for entry in page.studio.catalog())
         text = show.gate(words, snapshot, task, failed, entries)
         waiting = bool(snapshot.loading) or (task is not None and task.running)
-        return (choice, gr.HTML(text, visible=True), gr.Row(visible=not waiting), gr.Button(visible=failed is not None),
+        return (choice, shown(text), gr.Row(visible=not waiting), gr.Button(visible=failed is not None),
                 gr.Chatbot(visible=False), gr.Timer(active=True))
 
     pace = page.gate_timer

@@ -19,6 +19,7 @@ from gainz_ui.services.answers import Answer
 from gainz_ui.services.chat import Chat, answer_room, archive, fit
 from gainz_ui.tabs import chat_view as show
 from gainz_ui.tabs.snippets import chat_snippets
+from gainz_ui.widgets import shown
 
 PERIOD, HEARTBEAT = 0.08, 0.25          # seconds between two updates; after how long without one a sign of life is sent
 Update = dict[Any, Any]
@@ -141,7 +142,7 @@ class Flow:
         view = answer.view()
         stats = show.figures(view, asked.info, asked.prompt_tokens, asked.sampling)
         return {self.parts["chatbot"]: show.messages(words, asked.chat, asked.prefix + view.text),
-                self.parts["stats"]: gr.HTML(show.strip(words, stats, view), visible=True), **self._busy()}
+                self.parts["stats"]: shown(show.strip(words, stats, view)), **self._busy()}
 
     def _ended(self, words: str, asked: Asked, answer: Answer) -> Update:
         view = answer.view()
@@ -149,7 +150,7 @@ class Flow:
         chat = asked.chat.say("assistant", text, stats) if text or view.error is None else asked.chat
         cut = view.finish in show.CUT_SHORT and bool(text)
         return {self.parts["chat"]: chat.to_json(), self.parts["chatbot"]: show.messages(words, chat),
-                self.parts["stats"]: gr.HTML(show.strip(words, stats), visible=True),
+                self.parts["stats"]: shown(show.strip(words, stats)),
                 self.parts["notice"]: _tell(words, view.error) if view.error else _hide(),
                 **self._idle(go_on=cut, retry=view.error is not None)}
 
@@ -177,9 +178,9 @@ class Flow:
         last = chat.turns[-1] if chat.turns else None
         missing = last is not None and last.role == "user"
         stats = last.stats if last is not None else None
-        notice = gr.HTML(html.notice("warn", tr(words, "interrupted"), [tr(words, "interrupted_help")]), visible=True)
+        notice = shown(html.notice("warn", tr(words, "interrupted"), [tr(words, "interrupted_help")]))
         return {self.parts["chat"]: chat.to_json(), self.parts["chatbot"]: show.messages(words, chat),
-                self.parts["system"]: chat.system, self.parts["stats"]: gr.HTML(show.strip(words, stats), visible=bool(stats)),
+                self.parts["system"]: chat.system, self.parts["stats"]: shown(show.strip(words, stats)),
                 self.parts["notice"]: notice if missing else _hide(),
                 **self._idle(go_on=bool(stats) and stats.get("finish") in show.CUT_SHORT, retry=missing)}
 
@@ -227,8 +228,8 @@ def titles(earlier: Any) -> list[tuple[str, str]]:
 
 def _tell(words: str, error: GainzError) -> Any:
     title, what, remedy = explain(words, error)
-    return gr.HTML(html.notice("bad", title, [what, remedy]), visible=True)
+    return shown(html.notice("bad", title, [what, remedy]))
 
 
 def _hide() -> Any:
-    return gr.HTML("", visible=False)
+    return shown("")

@@ -13,6 +13,7 @@ from gainz_ui.forms import Form
 from gainz_ui.i18n import T, explain, language, tr
 from gainz_ui.page import Page
 from gainz_ui.services.chat import PRESETS, preset_name
+from gainz_ui.widgets import Html, shown
 
 PRIVATE = {"api_visibility": "private", "show_progress": "hidden"}
 
@@ -28,8 +29,8 @@ class Presets:
         kept = [parts["preset"], parts["overflow"], *self.form.widgets]
         fill = [parts["system"], *self.form.widgets]
         parts["preset"].input(self.choose, [parts["preset"], self.saved, parts["system"]], fill, **PRIVATE).then(
-            None, kept, self.settings, js=_keep(), **PRIVATE)
-        gr.on([widget.input for widget in [parts["overflow"], *self.form.widgets]], None, kept, self.settings, js=_keep(), **PRIVATE)
+            _kept, kept, self.settings, queue=False, **PRIVATE)
+        gr.on([widget.input for widget in [parts["overflow"], *self.form.widgets]], _kept, kept, self.settings, queue=False, **PRIVATE)
         given = [parts["preset_name"], self.saved, parts["system"], *self.form.widgets]
         parts["preset_save"].click(self.save, given, [self.saved, parts["preset"], parts["preset_note"]], **PRIVATE)
         parts["preset_delete"].click(self.delete, [parts["preset"], self.saved], [self.saved, parts["preset"], parts["preset_note"]], **PRIVATE)
@@ -52,17 +53,17 @@ class Presets:
             self.form.make(values)
         except GainzError as error:
             title, what, remedy = explain(words, error)
-            return gr.skip(), gr.skip(), gr.HTML(html.notice("bad", title, [what, remedy]), visible=True)
+            return gr.skip(), gr.skip(), shown(html.notice("bad", title, [what, remedy]))
         saved = {**(saved or {}), name: {"system": system or "", "sampling": self.form.read(values)}}
         note = html.notice("good", tr(words, "preset_saved", name=name))
-        return saved, gr.Dropdown(choices=_choices(saved), value=name), gr.HTML(note, visible=True)
+        return saved, gr.Dropdown(choices=_choices(saved), value=name), shown(note)
 
     def delete(self, request: gr.Request, name: str, saved: Any):
         words, saved = language(request), dict(saved or {})
         if saved.pop(name, None) is None:
-            return gr.skip(), gr.skip(), gr.HTML(html.notice("warn", tr(words, "preset_built_in")), visible=True)
+            return gr.skip(), gr.skip(), shown(html.notice("warn", tr(words, "preset_built_in")))
         note = html.notice("good", tr(words, "preset_deleted", name=name))
-        return saved, gr.Dropdown(choices=_choices(saved), value="balanced"), gr.HTML(note, visible=True)
+        return saved, gr.Dropdown(choices=_choices(saved), value="balanced"), shown(note)
 
     def restore(self, settings: Any, saved: Any) -> list[Any]:
         """The settings as they were; those of another version of the form are left alone."""
@@ -79,5 +80,5 @@ def _choices(saved: Any) -> list[tuple[Any, str]]:
     return [(T(f"preset_{name}"), name) for name in PRESETS] + [(name, name) for name in saved]
 
 
-def _keep() -> str:
-    return "(...values) => values"
+def _kept(*values: Any) -> list[Any]:
+    return list(values)

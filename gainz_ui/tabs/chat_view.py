@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from html import escape
 from typing import Any
 
 from backends.base import ModelInfo, Sampling
@@ -77,7 +76,7 @@ def _activity(language: str, view: View | None) -> str:
     label = tr(language, f"stage_{progress.stage}", done=html.number(progress.done), total=html.number(progress.total)) \
         if progress.stage in {"queue", "prefill"} else progress.note or progress.stage
     share = progress.done / progress.total if progress.total else None
-    return f'<p class="gz-served" style="margin:0 0 6px">{escape(label)}</p>{html.bar(share, label)}<div style="height:10px"></div>'
+    return f'<p class="gz-served" style="margin:0 0 6px">{html.escape(label)}</p>{html.bar(share, label)}<div style="height:10px"></div>'
 
 
 def _context(language: str, stats: Mapping[str, Any]) -> str:
@@ -85,7 +84,7 @@ def _context(language: str, stats: Mapping[str, Any]) -> str:
     if not whole:
         return ""
     label = tr(language, "stat_context")
-    return (f'<div class="gz-context"><span>{escape(label)}</span>{html.bar(used / whole, label)}'
+    return (f'<div class="gz-context"><span>{html.escape(label)}</span>{html.bar(used / whole, label)}'
             f"<span>{html.number(used)} / {html.number(whole)}</span></div>")
 
 
@@ -100,7 +99,7 @@ def _served(language: str, stats: Mapping[str, Any]) -> str:
     end = tr(language, f"finish_{finish}") if finish else ""
     took = tr(language, "took", time=html.duration(stats["total_seconds"]))
     tags = "".join(html.tag(part) for part in parts if part)
-    return f"{escape(tr(language, 'served_by', model=stats['model']))} {tags}{escape(' · '.join(b for b in (took, end) if b))}"
+    return f"{html.escape(tr(language, 'served_by', model=stats['model']))} {tags}{html.escape(' · '.join(b for b in (took, end) if b))}"
 
 
 def _notes(stats: Mapping[str, Any]) -> str:

@@ -12,22 +12,20 @@ import gradio as gr
 from gainz_ui import html
 from gainz_ui.i18n import T, has, language, tr
 from gainz_ui.page import Page, Tab
+from gainz_ui.widgets import Html, shown
 
 KINDS = {"ok": "good", "info": "plain", "warn": "warn", "fail": "bad"}
 PRIVATE = {"api_visibility": "private", "show_progress": "hidden"}
-COPY = """(text) => { if (text) { const link = document.createElement('a');
-  link.href = URL.createObjectURL(new Blob([text], {type: 'application/json'})); link.download = 'gainz-doctor.json'; link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 10000); } }"""
 
 
 def build(page: Page) -> None:
     with gr.Column(elem_classes="gz-card"):
         with gr.Row(elem_classes="gz-actions"):
             run = gr.Button(T("doctor_run"), variant="primary", elem_id="gz-doctor-run")
-            save = gr.Button(T("doctor_save"), elem_id="gz-doctor-save")
-        intro = gr.HTML(T("doctor_intro"), elem_id="gz-doctor-intro", elem_classes="gz-soft")
-        report = gr.HTML(elem_id="gz-doctor")
-        raw = gr.Textbox(visible=False)
+            gr.Button(T("doctor_save"), elem_id="gz-doctor-save")
+        intro = Html(T("doctor_intro"), elem_id="gz-doctor-intro", elem_classes="gz-soft")
+        report = Html(elem_id="gz-doctor")
+        raw = Html("", visible="hidden", elem_id="gz-file-doctor")
 
     async def look(request: gr.Request):
         words = language(request)
@@ -38,10 +36,13 @@ def build(page: Page) -> None:
             if not task.done():
                 yield gr.skip(), gr.skip(), gr.skip()
         found = task.result()
-        yield render(words, found), json.dumps(found.to_dict(), ensure_ascii=False, indent=1), gr.HTML(visible=False)
+        yield render(words, found), _file(found), shown("")
 
     run.click(look, None, [report, raw, intro], concurrency_id="doctor", concurrency_limit=1, **PRIVATE)
-    save.click(None, raw, None, js=COPY, **PRIVATE)
+
+
+def _file(report: Any) -> str:
+    return html.file("gainz-doctor.json", json.dumps(report.to_dict(), ensure_ascii=False, indent=1), "application/json")
 
 
 def render(words: str, report: Any) -> str:

@@ -16,6 +16,7 @@ from gainz_ui.page import Page, Tab
 from gainz_ui.tabs import models_view as show
 from gainz_ui.tabs.models_add import add_forms
 from gainz_ui.tabs.snippets import call_snippets
+from gainz_ui.widgets import Html, shown
 
 PRIVATE = {"api_visibility": "private", "show_progress": "hidden"}
 PERIOD = 0.15
@@ -28,7 +29,7 @@ def build(page: Page) -> None:
         with gr.Column(scale=2, min_width=300):
             with gr.Column(elem_classes="gz-card"):
                 parts["catalog"] = gr.Radio([], label=T("catalog"), elem_id="gz-catalog", container=False)
-                parts["nothing"] = gr.HTML(visible=False)
+                parts["nothing"] = Html(visible=False)
                 with gr.Row(elem_classes="gz-actions"):
                     parts["rescan"] = gr.Button(T("rescan"), size="sm", elem_id="gz-rescan")
             add = add_forms(page)
@@ -44,8 +45,8 @@ def build(page: Page) -> None:
 
 def _details(page: Page, parts: dict[str, Any]) -> dict[str, tuple[Any, Form]]:
     """The right side; one form for each backend, of which the chosen model's is shown."""
-    parts["details"] = gr.HTML(elem_id="gz-details")
-    parts["notice"] = gr.HTML(visible=False, elem_id="gz-models-notice")
+    parts["details"] = Html(elem_id="gz-details")
+    parts["notice"] = Html(visible=False, elem_id="gz-models-notice")
     forms: dict[str, tuple[Any, Form]] = {}
     with gr.Column(visible=False) as parts["loading"]:
         gr.Markdown(T("load_options"), elem_classes="gz-title")
@@ -53,13 +54,14 @@ def _details(page: Page, parts: dict[str, Any]) -> dict[str, tuple[Any, Form]]:
             with gr.Column(visible=False, elem_id=f"gz-options-{backend.name}") as box:
                 form = Form(backend.options, advanced=FOLDED, title=T("more_options"), prefix=f"gz-{backend.name}")
             forms[backend.name] = (box, form)
-        parts["memory"] = gr.HTML(elem_id="gz-memory")
+        parts["memory"] = Html(elem_id="gz-memory")
     with gr.Row(elem_classes="gz-actions"):
         parts["load"] = gr.Button(T("load"), variant="primary", visible=False, elem_id="gz-load")
         parts["largest"] = gr.Button(T("use_largest"), visible=False, elem_id="gz-largest")
         parts["unload"] = gr.Button(T("unload"), visible=False, elem_id="gz-unload")
         parts["cancel"] = gr.Button(T("cancel"), variant="stop", visible=False, elem_id="gz-cancel")
-    parts["work"] = gr.HTML(visible=False, elem_id="gz-work")
+    parts["work"] = Html(visible=False, elem_id="gz-work")
+    parts["loaded"] = Html(visible=False, elem_id="gz-loaded")
     return forms
 
 
@@ -74,11 +76,11 @@ class Models:
         widgets = self._widgets()
         listing = [p["catalog"], p["nothing"]]
         chosen = [p["details"], p["loading"], *(box for box, _ in self.forms.values()), p["memory"], p["load"], p["largest"],
-                  p["unload"], p["notice"]]
+                  p["unload"], p["loaded"]]
         quiet = {**PRIVATE, "queue": False}
         for trigger in (page.version.change, p["rescan"].click):
             trigger(self.list, p["catalog"], listing, **quiet).then(self.choose, [p["catalog"], *widgets], chosen, **quiet)
-        page.on_load(self.list, p["catalog"], listing, queue=False)
+        page.on_load(self.open, p["catalog"], [*listing, *chosen], queue=False)
         p["catalog"].input(self.choose, [p["catalog"], *widgets], chosen, **quiet)
         gr.on([w.change for w in widgets], self.estimate, [p["catalog"], *widgets], [p["memory"], p["load"], p["largest"]],
               trigger_mode="always_last", **quiet)
@@ -109,27 +111,33 @@ class Models:
     # ------------------------------------------------------------------------------------------ looking
     def list(self, request: gr.Request, chosen: str | None):
         words, entries = language(request), self.studio.catalog()
-        names = [entry.name for entry in entries]
-        value = chosen if chosen in names else next((e.name for e in entries if e.loaded), names[0] if names else None)
+        value = _chosen(entries, chosen)
         empty = "" if entries else html.empty(tr(words, "catalog_empty"), [tr(words, "catalog_empty_help", folder=self.page.settings.models)])
         return (gr.Radio(choices=[(show.label(words, entry), entry.name) for entry in entries], value=value, visible=bool(entries)),
-                gr.HTML(empty, visible=not entries))
+                shown(empty))
+
+    def open(self, request: gr.Request, chosen: str | None) -> list[Any]:
+        """Both sides at once, with the forms as they are when a page opens."""
+        radio, nothing = self.list(request, chosen)
+        name = _chosen(self.studio.catalog(), chosen)
+        defaults = [knob.default for _, form in self.forms.values() for knob in form.knobs]
+        return [radio, nothing, *self.choose(request, name, *defaults)]
 
     def choose(self, request: gr.Request, name: str | None, *values: Any) -> list[Any]:
         """Details, options and estimate of one model."""
         words, hidden = language(request), [gr.Column(visible=False)] * len(self.forms)
-        off = gr.Button(visible=False)
+        off, none = gr.Button(visible=False), shown("")
         if not name:
-            return [html.empty(tr(words, "choose_model")), gr.Column(visible=False), *hidden, "", off, off, off, gr.skip()]
+            return [html.empty(tr(words, "choose_model")), gr.Column(visible=False), *hidden, "", off, off, off, none]
         try:
             entry, info = self.studio.entry(name), self.studio.loaded().get(name)
             about = self.studio.details(name) if entry.ready and entry.local else None
         except GainzError as error:
-            return [_error(words, error), gr.Column(visible=False), *hidden, "", off, off, off, gr.skip()]
+            return [_error(words, error), gr.Column(visible=False), *hidden, "", off, off, off, none]
         boxes = [gr.Column(visible=entry.ready and key == entry.backend) for key in self.forms]
         memory, load, largest = self.estimate(request, name, *values) if entry.ready else ("", off, off)
-        return [show.details(words, entry, about, info), gr.Column(visible=entry.ready), *boxes, memory, load, largest,
-                gr.Button(visible=info is not None), gr.skip()]
+        return [show.details(words, entry, about), gr.Column(visible=entry.ready), *boxes, memory, load, largest,
+                gr.Button(visible=info is not None), shown(show.loaded(words, info)) if info is not None else none]
 
     def estimate(self, request: gr.Request, name: str | None, *values: Any):
         """(HTML, load button, button for the largest context)."""
@@ -159,11 +167,11 @@ class Models:
         try:
             options = await asyncio.to_thread(self._options, name, values)
         except GainzError as error:
-            yield {p["notice"]: _shown(_error(words, error))}
+            yield {p["notice"]: shown(_error(words, error))}
             return
         python, curl = call_snippets("load", {"name": name, "options": options})
         task = self.page.tasks.start("load", name, lambda report, cancel: self.studio.load(name, options, report, cancel))
-        yield {p["python"]: python, p["curl"]: curl, p["notice"]: gr.HTML("", visible=False)}
+        yield {p["python"]: python, p["curl"]: curl, p["notice"]: shown("")}
         async for update in self._watch(words, task):
             yield update
 
@@ -173,7 +181,7 @@ class Models:
         try:
             kind, subject, work = start(*values)
         except GainzError as error:
-            yield {self.parts["notice"]: _shown(_error(words, error))}
+            yield {self.parts["notice"]: shown(_error(words, error))}
             return
 
         def then_tell(report: Any, cancel: Any) -> str:
@@ -197,11 +205,11 @@ class Models:
         p = self.parts
         while task.running:
             board = show.work(words, [t for t in self.page.tasks.running() if t.kind != "start"])
-            yield {p["work"]: gr.HTML(board, visible=bool(board)), p["cancel"]: gr.Button(visible=True), p["load"]: gr.Button(visible=False)}
+            yield {p["work"]: shown(board), p["cancel"]: gr.Button(visible=True), p["load"]: gr.Button(visible=False)}
             await asyncio.sleep(PERIOD)
         rest = [t for t in self.page.tasks.running() if t.kind != "start"]
-        yield {p["work"]: gr.HTML(show.work(words, rest), visible=bool(rest)), p["cancel"]: gr.Button(visible=bool(rest)),
-               p["load"]: gr.Button(visible=True), p["notice"]: _shown(_outcome(words, task)), self.page.version: self.studio.changed.version}
+        yield {p["work"]: shown(show.work(words, rest)), p["cancel"]: gr.Button(visible=bool(rest)),
+               p["load"]: gr.Button(visible=True), p["notice"]: shown(_outcome(words, task)), self.page.version: self.studio.changed.version}
 
     def cancel(self) -> None:
         for task in self.page.tasks.running():
@@ -216,7 +224,13 @@ class Models:
             notice = html.notice("good", tr(words, "unloaded", name=name))
         except GainzError as error:
             notice = _error(words, error)
-        return _shown(notice), python, curl, self.studio.changed.version
+        return shown(notice), python, curl, self.studio.changed.version
+
+
+def _chosen(entries: list[Any], chosen: str | None) -> str | None:
+    """The entry that stays or becomes selected: a loaded one first."""
+    names = [entry.name for entry in entries]
+    return chosen if chosen in names else next((e.name for e in entries if e.loaded), names[0] if names else None)
 
 
 def _bound(listener: Callable, start: Callable) -> Callable:
@@ -242,10 +256,6 @@ def _outcome(words: str, task: Any) -> str:
 def _error(words: str, error: GainzError) -> str:
     title, what, remedy = explain(words, error)
     return html.notice("bad", title, [what, remedy])
-
-
-def _shown(text: str) -> Any:
-    return gr.HTML(text, visible=bool(text))
 
 
 TAB = Tab("tab_models", 20, build)

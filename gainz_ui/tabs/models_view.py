@@ -18,8 +18,8 @@ def label(language: str, entry: Any) -> str:
     return entry.name + "\n" + " · ".join(part for part in parts if part)
 
 
-def details(language: str, entry: Any, about: Any, info: ModelInfo | None) -> str:
-    """One model: what the files say, and what the load made of it."""
+def details(language: str, entry: Any, about: Any) -> str:
+    """One model: what its files say."""
     say = lambda key: tr(language, key)  # noqa: E731
     rows = [(say("fact_format"), entry.format), (say("fact_size"), html.size(entry.size) if entry.local else ""),
             (say("fact_backend"), entry.title or entry.backend), *_file_facts(language, about),
@@ -28,7 +28,7 @@ def details(language: str, entry: Any, about: Any, info: ModelInfo | None) -> st
     if entry.reason:
         parts.append(html.notice("bad", say("cannot_load"), [entry.reason], live=False))
     parts += [html.notice("plain", note, live=False) for note in entry.notes]
-    return '<div class="gz-stacked">' + "".join(parts) + "</div>" + (loaded(language, info) if info is not None else "")
+    return '<div class="gz-stacked">' + "".join(parts) + "</div>"
 
 
 def _file_facts(language: str, about: Any) -> list[tuple[str, str]]:
@@ -59,7 +59,7 @@ def loaded(language: str, info: ModelInfo) -> str:
             (say("fact_template"), say("yes") if info.chat_template else say("no")),
             (say("fact_lossless"), say("yes") if info.lossless else say("no"))]
     notes = "".join(html.notice("warn", note, live=False) for note in info.notes)
-    return f'<h3 class="gz-h gz-gap">{html.escape(say("in_memory"))}</h3>{html.facts(rows)}<div class="gz-gap">{notes}</div>'
+    return f'<h3 class="gz-h gz-below">{html.escape(say("in_memory"))}</h3>{html.facts(rows)}<div class="gz-gap">{notes}</div>'
 
 
 def memory(language: str, estimate: MemoryEstimate) -> str:

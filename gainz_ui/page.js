@@ -1,0 +1,71 @@
+// The page's own script, inlined into the document ahead of Gradio: it needs no eval, so the page runs under a strict CSP.
+(function () {
+  'use strict';
+  var html = document.documentElement, COOKIE = '@cookie@', SCHEME = '@scheme@';
+
+  function keep(language) { document.cookie = COOKIE + '=' + language + '; path=/; max-age=31536000; SameSite=Strict'; }
+
+  // Language: Gradio reads navigator.language while its bundle starts, so the choice is put there first.
+  var found = document.cookie.match(new RegExp('(?:^|; )' + COOKIE + '=(en|zh)'));
+  var chosen = found ? found[1] : '@default@' !== 'auto' ? '@default@' : (navigator.language || '').toLowerCase().indexOf('zh') === 0 ? 'zh' : 'en';
+  var tag = chosen === 'zh' ? 'zh-CN' : 'en';
+  Object.defineProperty(navigator, 'language', {get: function () { return tag; }, configurable: true});
+  Object.defineProperty(navigator, 'languages', {get: function () { return [tag]; }, configurable: true});
+  if (!found) { keep(chosen); }
+  html.lang = tag;
+
+  // Colours: Gradio takes them from the address; it goes back to what it was once the page stands.
+  var scheme = null;
+  try { scheme = localStorage.getItem(SCHEME); } catch (error) { /* storage is off: the system's scheme */ }
+  if (scheme === 'dark' || scheme === 'light') {
+    var address = new URL(location.href);
+    address.searchParams.set('__theme', scheme);
+    history.replaceState(null, '', address);
+  }
+  var standing = setInterval(function () {
+    if (!document.querySelector('#gz-header')) { return; }
+    clearInterval(standing);
+    var plain = new URL(location.href);
+    plain.searchParams.delete('__theme');
+    history.replaceState(null, '', plain);
+  }, 100);
+
+  // A file that the server has written into a hidden element becomes a download; it never touches the server's disk.
+  var taken = {};
+  function download(place, tries) {
+    var holder = document.querySelector('#gz-file-' + place + ' [data-name]');
+    if (!holder || holder.dataset.serial === taken[place]) {
+      if (tries > 0) { setTimeout(function () { download(place, tries - 1); }, 100); }
+      return;
+    }
+    if (place === 'chat') { taken[place] = holder.dataset.serial; }
+    var link = document.createElement('a');
+    link.href = URL.createObjectURL(new Blob([holder.textContent], {type: holder.dataset.kind}));
+    link.download = holder.dataset.name;
+    link.click();
+    setTimeout(function () { URL.revokeObjectURL(link.href); }, 10000);
+  }
+
+  var clicks = {
+    'gz-language': function () { keep(html.lang.indexOf('zh') === 0 ? 'en' : 'zh'); location.reload(); },
+    'gz-scheme': function () {
+      var dark = document.body.classList.toggle('dark');
+      try { localStorage.setItem(SCHEME, dark ? 'dark' : 'light'); } catch (error) { /* storage is off: until the next load */ }
+    },
+    'gz-export-md': function () { download('chat', 100); },
+    'gz-export-json': function () { download('chat', 100); },
+    'gz-doctor-save': function () { download('doctor', 100); }
+  };
+  document.addEventListener('click', function (event) {
+    var button = event.target.closest && event.target.closest('button[id]');
+    if (button && Object.prototype.hasOwnProperty.call(clicks, button.id)) { clicks[button.id](); }
+  });
+
+  // An answer goes on while nobody looks; a page that is looked at again after a while asks for what it missed.
+  var away = 0;
+  document.addEventListener('visibilitychange', function () {
+    if (document.hidden) { away = Date.now(); return; }
+    var button = document.querySelector('#gz-resume');
+    if (away && Date.now() - away > 15000 && button) { button.click(); }
+  });
+})();
