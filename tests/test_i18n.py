@@ -38,7 +38,7 @@ def test_every_key_that_is_asked_for_is_there_and_every_key_there_is_asked_for()
     source = "\n".join(path.read_text(encoding="utf-8") for path in ROOM.rglob("*.py"))
     asked = set(re.findall(r"(?<![.\w])(?:T|tr|say)\((?:\w+, )?\"(\w+)\"", source))
     assert asked - set(texts("en")) - {"en", "zh"} - {key for key in asked if key.endswith("_")} == set()
-    quoted = set(re.findall(r"\"(\w+)\"", source))
+    quoted = set(re.findall(r"[\"'](\w+)[\"']", source))
     assert {key for key in texts("en") if key not in quoted and not BUILT.search(key)} == set()
 
 
