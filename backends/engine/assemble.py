@@ -22,7 +22,7 @@ from backends.engine.process import peak_growth
 from backends.engine.room import plan_room
 from backends.engine.runner import PagedDecoder
 from backends.engine.weights import WeightSource
-from backends.estimate import estimate
+from backends.estimate import describe, estimate_facts
 from backends.kernels import Ops, QWeight
 from backends.memory import machine_memory
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from backends.engine.local import LocalModel
     from backends.engine.text import TextCodec
 
-KV_OF = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 QUIET = ("rotary_emb.inv_freq", "attention.bias", "masked_bias")      # buffers of old checkpoints that are recomputed anyway
 
 
@@ -43,11 +42,13 @@ def assemble(model: ModelDir, backend: str, format: str, source: WeightSource, t
     from backends.engine.local import LocalModel
     began = time.monotonic()
     try:
-        expected = estimate(model, options)
+        facts = describe(model)
+        expected = estimate_facts(facts, options)
         with peak_growth() as peak:
             made = _make(model, source, text.vocab, options, progress, cancel)
     finally:
         source.close()
+    made = made if made.parameters else replace(made, parameters=facts.parameters)       # the generic path reads by itself
     info = replace(_info(model, source.config, options, made, text), backend=backend, format=format, estimate=expected,
                    notes=(*notes, *made.notes), peak_bytes=peak[0], load_seconds=time.monotonic() - began)
     return LocalModel(info, made.decoder, text)
@@ -67,6 +68,12 @@ class _Made:
     capabilities: tuple[str, ...]
     notes: tuple[str, ...]
 
+    @property
+    def kernels(self) -> str:
+        """A transformers module with float weights uses none of ours, and says so."""
+        own = getattr(getattr(self.decoder, "arch", self.decoder), "kernels", None)
+        return own or f"{self.ops.name} {self.ops.detail}".strip()
+
 
 def _make(model: ModelDir, source: WeightSource, vocab: Vocab, options: LocalOptions, progress: ProgressFn, cancel: Cancel) -> _Made:
     ops, passed = kernels.choose(options.kernels, options.device, _dtype(source, options.dtype), options.threads)
@@ -76,7 +83,7 @@ def _make(model: ModelDir, source: WeightSource, vocab: Vocab, options: LocalOpt
     if built is None:
         return _generic(model, watched, ops, vocab, options, passed, progress, cancel)
     vocab, notes = fit_vocab(vocab, built.plan.vocab)
-    return _paged(built, watched, ops, vocab, options, "fused", (*passed, *getattr(ops, "notes", ()), *notes, *watched.unused()))
+    return _paged(built, watched, ops, vocab, options, "fused", (*passed, *ops.notes, *notes, *watched.unused()))
 
 
 def _generic(model: ModelDir, source: Watched, ops: Ops, vocab: Vocab, options: LocalOptions, passed: tuple[str, ...],
@@ -87,7 +94,7 @@ def _generic(model: ModelDir, source: Watched, ops: Ops, vocab: Vocab, options: 
     rows = source.config.get("vocab_size")
     vocab, notes = fit_vocab(vocab, rows) if rows else (vocab, ())
     built = build_generic(model, source, ops, options, vocab, progress, cancel)
-    notes = (why, *passed, *getattr(ops, "notes", ()), *notes, *built.notes)
+    notes = (why, *passed, *ops.notes, *notes, *built.notes)
     if built.path == "generic":
         return _paged(built, source, ops, vocab, options, built.path, notes)
     return _Made(built, ops, built.path, built.weights_bytes(), getattr(built, "parameters", source.parameters), trained_context(source.config), "", None,
@@ -95,7 +102,7 @@ def _generic(model: ModelDir, source: Watched, ops: Ops, vocab: Vocab, options: 
 
 
 def _paged(built: archs.Arch, source: Watched, ops: Ops, vocab: Vocab, options: LocalOptions, path: str, notes: tuple[str, ...]) -> _Made:
-    kv_type, trained = _kv_type(options.kv_type, ops), trained_context(source.config)
+    kv_type, trained = _kv_type(options, ops, source), trained_context(source.config)
     room = plan_room(built.layers, kv_type, options.context, trained, options.streams, _free(ops.device))
     decoder = PagedDecoder(built, PagedKV(built.layers, room.pages, kv_type, ops.device), vocab, room.context,
                            device=ops.device, prefixes=options.prefix_cache)
@@ -114,14 +121,14 @@ def _dtype(source: WeightSource, asked: str) -> str:
     return "float32" if stored == "float32" and "quantization_config" not in source.config else "auto"
 
 
-def _kv_type(asked: str, ops: Ops) -> str:
-    known = getattr(ops, "kv_types", tuple(KV_OF.values()))
-    own = KV_OF[ops.dtype]
-    if asked == "auto":
-        return own if own in known else known[0]
-    if asked not in known:
-        raise NotSupported(f"The {ops.name} kernels cannot keep the KV cache as {asked}.", kv_type=asked, known=", ".join(known))
-    return asked
+def _kv_type(options: LocalOptions, ops: Ops, source: WeightSource) -> str:
+    """"auto" is the kernels' favourite, except that whoever computes in float32 gets a cache in float32 too."""
+    if options.kv_type == "auto":
+        return "float32" if _dtype(source, options.dtype) == "float32" and "float32" in ops.kv_types else ops.kv_types[0]
+    if options.kv_type not in ops.kv_types:
+        raise NotSupported(f"The {ops.name} kernels cannot keep the KV cache as {options.kv_type}.", kv_type=options.kv_type,
+                           known=", ".join(ops.kv_types))
+    return options.kv_type
 
 
 def _free(device: torch.device) -> int:
@@ -153,7 +160,7 @@ def _info(model: ModelDir, config: Mapping[str, Any], options: LocalOptions, mad
     vocab = made.decoder.vocab
     architecture = (config.get("architectures") or [config.get("model_type") or ""])[0]
     return ModelInfo(
-        model.name, "", "", architecture, made.path, f"{made.ops.name} {made.ops.detail}".strip(), str(made.ops.device),
+        model.name, "", "", architecture, made.path, made.kernels, str(made.ops.device),
         str(made.ops.dtype).removeprefix("torch."), made.weights_bytes * 8 / made.parameters if made.parameters else None,
         made.parameters or None, made.decoder.context, made.trained, vocab.size, vocab.fingerprint, tuple(sorted(vocab.eos_ids)),
         getattr(text, "template", None) is not None, made.kv_type, made.kv_bytes, options.streams, torch.get_num_threads(),
