@@ -144,6 +144,20 @@ def make_server(app: Any, house: House, on_up: Callable[[], Any] = lambda: None)
     return Server(config)
 
 
+def _begin(startup: Startup, watch: ProgressFn, say: Callable[[str], None]) -> None:
+    """Start the first work, and say at its end how it went."""
+    task = startup.begin(watch)
+
+    def announce() -> None:
+        task.wait()
+        if task.error is not None and task.state != "cancelled":
+            say(f"Error: {' '.join(str(task.error).split())} The page is up all the same.")
+        elif task.result:
+            say(f"Ready: {', '.join(task.result)}")
+
+    threading.Thread(target=announce, name="announce", daemon=True).start()
+
+
 def _heard(number: int, frame: Any) -> None:
     """uvicorn raises the signals that stopped it once more at its end; by then they have been heeded."""
 
@@ -156,7 +170,7 @@ def serve(settings: Settings, watch: ProgressFn, say: Callable[[str], None] = la
     house = furnish(settings)
     try:
         app = build_app(house)
-        server = make_server(app, house, lambda: house.startup.begin(watch))
+        server = make_server(app, house, lambda: _begin(house.startup, watch, say))
         shown = f"[{address}]" if ":" in address else "127.0.0.1" if address == "0.0.0.0" else address
         say(f"Gainz is at http://{shown}:{port}   (Ctrl+C stops it)")
         for number in (signal.SIGINT, signal.SIGTERM):

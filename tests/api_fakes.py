@@ -100,7 +100,8 @@ class FakeStudio:
 
     def snapshot(self):
         return Snapshot(self.status, self.reason, self.status in ("ready", "idle"), tuple(self.present.values()), (), "ready",
-                        self.running, 0, 256, Memory(8, 4, 2, 1), None, 1.0, {"tokens_total": 7, "pages.used": 3})
+                        self.running, 0, 256, Memory(8, 4, 2, 1), None, 1.0, {"tokens": 7, "last_step": None, "errors": {"step_failed": 2},
+                                                               "models": {"tiny": {"cache": {"pages_used": 3}}}})
 
     def close(self):
         self.closed.set()

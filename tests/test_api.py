@@ -286,6 +286,8 @@ def test_health_tells_how_far_the_start_is_and_why_it_failed():
             response = httpx.get(url + "/health")
             assert response.status_code == 503 and response.json()["reason"] == "fetching the starter model"
             assert response.json()["progress"] == {"stage": "fetch", "done": 5, "total": 10, "note": "x"}
+        response = httpx.get(url + "/health")                  # between two steps of the start it is not ready either
+        assert response.status_code == 503 and response.json()["status"] == "starting"
         hold.set()
         startup.task.wait(5)
         response = httpx.get(url + "/health")
@@ -297,7 +299,8 @@ def test_health_tells_how_far_the_start_is_and_why_it_failed():
 def test_metrics_are_prometheus_text(studio, client):
     text = client.get("/metrics").text
     assert "gainz_models_loaded 1.0" in text and 'gainz_memory_bytes{of="engine"} 2.0' in text
-    assert "gainz_engine_tokens_total 7.0" in text and "gainz_engine_pages_used 3.0" in text
+    assert "gainz_tokens_total 7.0" in text and 'gainz_errors_total{code="step_failed"} 2.0' in text
+    assert 'gainz_pages{model="tiny",state="used"} 3.0' in text
 
 
 # ---------------------------------------------------------------------------------------------- the guard

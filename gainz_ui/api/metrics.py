@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -30,12 +30,29 @@ class _Source:
         for key in ("total", "available", "engine", "front"):
             memory.add_metric([key], getattr(now.memory, key))
         yield memory
-        for key, value in now.counters.items():
-            plain = re.sub(r"[^a-zA-Z0-9_]", "_", key)
-            if plain.endswith("_total"):
-                yield CounterMetricFamily(f"gainz_engine_{plain}", "counted by the engine since it started", value=value)
-            else:
-                yield GaugeMetricFamily(f"gainz_engine_{plain}", "reported by the engine with its last heartbeat", value=value)
+        yield from _engine(now.counters)
+
+
+COUNTED = {"steps": "forward passes", "requests": "requests admitted", "prompt_tokens": "tokens of prompts",
+           "tokens": "tokens generated", "cached_tokens": "prompt tokens found in the prefix cache",
+           "drafted": "draft tokens proposed", "accepted": "draft tokens kept", "preemptions": "sequences set back for want of pages"}
+
+
+def _engine(counters: Mapping[str, Any]) -> Iterator[Metric]:
+    """The engine's totals as it last told them; by model where it counts by model."""
+    for key, help_text in COUNTED.items():
+        if isinstance(counters.get(key), (int, float)):
+            yield CounterMetricFamily(f"gainz_{key}", help_text, value=counters[key])
+    errors = CounterMetricFamily("gainz_errors", "requests that ended with an error, by its code", labels=["code"])
+    for code, count in counters.get("errors", {}).items():
+        errors.add_metric([code], count)
+    yield errors
+    pages = GaugeMetricFamily("gainz_pages", "pages of the KV cache", labels=["model", "state"])
+    for model, counts in counters.get("models", {}).items():
+        for key, value in counts.get("cache", {}).items():
+            if key.startswith("pages_") and isinstance(value, int):
+                pages.add_metric([model, key.removeprefix("pages_")], value)
+    yield pages
 
 
 def render(studio: Studio) -> tuple[str, str]:

@@ -226,6 +226,8 @@ def describe_health(studio: Studio, startup: Startup) -> dict[str, Any]:
                             "running": now.running, "waiting": now.waiting, "uptime_seconds": round(now.uptime, 1)}
     if task is not None and task.running:
         data["progress"] = asdict(task.progress)
+        if now.healthy and not now.models:      # between two steps of the start
+            data |= {"ready": False, "status": "starting", "reason": "starting"}
     if failed is not None:
         data |= {"status": "failed", "reason": str(failed), **error_body(failed)}
     return data
