@@ -34,13 +34,12 @@ def details(language: str, entry: Any, about: Any) -> str:
 def _file_facts(language: str, about: Any) -> list[tuple[str, str]]:
     if about is None:
         return []
-    get = lambda name: getattr(about, name, None)  # noqa: E731
-    parameters, bits, context, layers = get("parameters"), get("bits"), get("context"), get("layers")
-    return [(tr(language, "fact_architecture"), str(get("architecture") or "")),
-            (tr(language, "fact_parameters"), html.short_count(parameters) if parameters else ""),
-            (tr(language, "fact_layers"), str(len(layers)) if layers else ""),
-            (tr(language, "fact_bits"), f"{bits:.2f}" if bits else ""),
-            (tr(language, "fact_trained"), html.number(context) if context else "")]
+    return [(tr(language, "fact_architecture"), about.architecture),
+            (tr(language, "fact_parameters"), html.short_count(about.parameters) if about.parameters else ""),
+            (tr(language, "fact_layers"), str(len(about.layers)) if about.layers else ""),
+            (tr(language, "fact_bits"), f"{about.bits:.2f}" if about.bits else ""),
+            (tr(language, "fact_quantization"), about.quantization),
+            (tr(language, "fact_trained"), html.number(about.trained_context) if about.trained_context else "")]
 
 
 def loaded(language: str, info: ModelInfo) -> str:

@@ -42,7 +42,7 @@ class FakeStudio:
         return SimpleNamespace(**{**vars(self._entries[name]), "loaded": name in self._models})
 
     def details(self, name):
-        return SimpleNamespace(architecture="llama", parameters=134_515_008, layers=(None,) * 30, context=8192, bits=5.85)
+        return SimpleNamespace(architecture="llama", parameters=134_515_008, layers=(None,) * 30, trained_context=8192, bits=5.85, quantization="")
 
     def options_for(self, name):
         return LocalOptions

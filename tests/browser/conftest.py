@@ -1,0 +1,184 @@
+"""A real Chromium against a real server. Two servers, each once a session: the page over a studio without an engine, whose
+speed and state a test sets; and the whole program over two tiny checkpoints. Every page must end without an error on
+its console and without a request to anywhere else."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
+playwright = pytest.importorskip("playwright.sync_api")
+ROOT = Path(__file__).parents[2]
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+         "--disable-component-update", "--disable-sync"]
+TAKES = 30_000                          # ms, on two cores that do other things as well
+
+
+def pytest_collection_modifyitems(items) -> None:
+    for item in items:
+        if Path(item.path).parent == Path(__file__).parent:
+            item.add_marker(pytest.mark.browser)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture(scope="session")
+def chromium():
+    found = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None)
+    if found is None:
+        pytest.skip("no Chromium here")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=found, args=FLAGS)
+        playwright.expect.set_options(timeout=TAKES)
+        yield browser
+        browser.close()
+
+
+class Stage:
+    """The page over a fake studio, in this process."""
+
+    def __init__(self) -> None:
+        from tests.fakes.studio import FakeStudio
+        from gainz_ui.services.tasks import Tasks
+        self.studio, self.tasks, self.port = FakeStudio(), Tasks(), free_port()
+        self.url = f"http://127.0.0.1:{self.port}/"
+        self.startup = Startup(self.tasks)
+        self.blocks = None
+        self._server = self._make()
+        self._thread = threading.Thread(target=self._server.run, daemon=True)
+        self._thread.start()
+        _wait_for(self.url)
+
+    def _make(self):
+        import fastapi
+        import gradio as gr
+        import uvicorn
+        from gainz_ui import shell
+        from gainz_ui.api.security import Guard
+        from gainz_ui.settings import Settings
+        self.blocks = shell.build(self.studio, Settings(), FakeStore(), self.tasks, doctor=report, startup=self.startup)
+        app = gr.mount_gradio_app(fastapi.FastAPI(docs_url=None, redoc_url=None, openapi_url=None), self.blocks, path="/", **shell.mount_options())
+        app.add_middleware(Guard, host="127.0.0.1")
+        return uvicorn.Server(uvicorn.Config(app, port=self.port, log_level="error", timeout_graceful_shutdown=1))
+
+    def reset(self, loaded: tuple[str, ...] = ("starter",)) -> None:
+        """As at the start; ``loaded`` models in memory."""
+        from tests.fakes.studio import info
+        studio = self.studio
+        studio.speed, studio.tokens, studio.context, studio.load_seconds, studio.dead = 200.0, 40, 2048, 0.6, ""
+        studio._models.clear()
+        studio._models.update({name: info(name, studio.context) for name in loaded})
+        studio.requests.clear()
+        self.startup.task, self.startup.error = None, None
+        studio.changed.emit()
+
+    def stop(self) -> None:
+        self.blocks.gainz_page.answers.close()
+        self._server.should_exit = self._server.force_exit = True
+        self._thread.join(10)
+
+
+class Startup:
+    """The server's first work, driven by the test."""
+
+    def __init__(self, tasks) -> None:
+        self.tasks, self.task, self.error, self.begun = tasks, None, None, 0
+        self.work = lambda report, cancel: ()
+
+    def begin(self) -> None:
+        self.begun, self.error = self.begun + 1, None
+        self.task = self.tasks.start("start", "starter", self.work)
+
+
+class FakeStore:
+    def add_local(self, path, name=None, progress=None, cancel=None, *, link=False):
+        from backends.base import ModelNotFound
+        raise ModelNotFound(f"There is nothing at {path}.", field="path", remedy="Check the path on the machine of the server.")
+
+
+def report():
+    from gainz_ui.services.doctor import Check, Report
+    return Report((Check("system", "Python", "ok", "3.11.2"), Check("compiler", "C++ compiler", "warn", "none found", "Install g++.")))
+
+
+def _wait_for(url: str, status: int = 200, seconds: float = 120) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        try:
+            if httpx.get(url, timeout=5).status_code == status:
+                return
+        except httpx.HTTPError:
+            pass
+        time.sleep(0.1)
+    raise AssertionError(f"{url} did not answer {status} within {seconds} s")
+
+
+@pytest.fixture(scope="session")
+def the_stage():
+    stage = Stage()
+    yield stage
+    stage.stop()
+
+
+@pytest.fixture
+def stage(the_stage):
+    the_stage.reset()
+    return the_stage
+
+
+@pytest.fixture(scope="session")
+def app(tmp_path_factory):
+    """The whole program in a process of its own, one tiny model loaded and another one to load. Its address."""
+    home, port = tmp_path_factory.mktemp("gainz"), free_port()
+    for name in ("llama-fp16", "qwen2-fp16"):
+        shutil.copytree(ROOT / "tests" / "fixtures" / name, home / "models" / name)
+    command = [sys.executable, str(ROOT / "app.py"), "--port", str(port), "--load", "llama-fp16"]
+    command += [part for name in ("models", "outputs", "logs") for part in (f"--{name}", str(home / name))]
+    with (home / "log").open("wb") as log:
+        process = subprocess.Popen(command, cwd=home, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    try:
+        _wait_for(f"http://127.0.0.1:{port}/health")
+        yield f"http://127.0.0.1:{port}/"
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+@pytest.fixture
+def visit(chromium):
+    """visit(url, …) → a page that stands; what it logs, raises and asks for elsewhere is judged at the end."""
+    contexts, faults = [], []
+
+    def go(url: str, *, width: int = 1280, height: int = 900, locale: str = "en-US", scheme: str = "light", context=None):
+        if context is None:
+            context = chromium.new_context(viewport={"width": width, "height": height}, locale=locale, color_scheme=scheme,
+                                           accept_downloads=True)
+            contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(TAKES)
+        page.on("console", lambda message: faults.append(f"console: {message.text}") if message.type == "error" else None)
+        page.on("pageerror", lambda error: faults.append(f"page: {error}"))
+        page.on("request", lambda request: None if request.url.startswith((url, "data:", "blob:")) else faults.append(f"foreign: {request.url}"))
+        page.goto(url, wait_until="domcontentloaded")
+        page.locator("#gz-header .gz-chip").first.wait_for()
+        return page
+
+    go.faults = faults
+    yield go
+    for context in contexts:
+        context.close()
+    assert faults == []
