@@ -19,21 +19,25 @@ Start = Callable[[Cancel], Iterator[Event]]
 
 
 class Answer:
-    """One generation. `batch` hands over what has come since the last call; `close` cancels it."""
+    """One generation. `batch` hands over what has come since the last call, `rest` all that is still to come; `close` cancels.
+
+    The loop is woken only while it waits: waking it for every token would cost more than sending them.
+    """
 
     def __init__(self, start: Start) -> None:
         self.cancel = Cancel()
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
         self._items: deque[Event | GainzError] = deque()
-        self._ended = False
+        self._waiting = self._ended = False
         threading.Thread(target=self._draw, args=(start,), name="http answer", daemon=True).start()
 
     def _draw(self, start: Start) -> None:
         try:
             for event in start(self.cancel):
                 self._items.append(event)
-                self._tell()
+                if self._waiting:
+                    self._tell()
         except GainzError as error:
             self._items.append(error)
         except Exception as error:  # noqa: BLE001  a thread's fault must reach its request, not vanish with the thread
@@ -44,6 +48,7 @@ class Answer:
             self._tell()
 
     def _tell(self) -> None:
+        self._waiting = False
         try:
             self._loop.call_soon_threadsafe(self._wake.set)
         except RuntimeError:        # the loop has closed: the server is gone, nobody listens
@@ -52,16 +57,33 @@ class Answer:
     async def batch(self) -> list[Event]:
         """All events at hand, at least one; [] at the end. Raises what `submit` raised."""
         while True:
-            self._wake.clear()
-            events: list[Event] = []
-            while self._items:
-                item = self._items.popleft()
-                if isinstance(item, GainzError):
-                    raise item
-                events.append(item)
-            if events or self._ended and not self._items:
+            ended = self._ended     # looked at before the items: what came in between is taken with them
+            if events := self._take():
                 return events
+            if ended:
+                return []
+            self._wake.clear()
+            self._waiting = True
+            if not self._items and not self._ended:     # looked at after the flag: one of the two sides sees the other
+                await self._wake.wait()
+
+    async def rest(self) -> list[Event]:
+        """Everything up to the end, for those who need no pieces: woken once."""
+        self._wake.clear()
+        self._waiting = False
+        while not self._ended:
             await self._wake.wait()
+            self._wake.clear()
+        return self._take()
+
+    def _take(self) -> list[Event]:
+        events: list[Event] = []
+        while self._items:
+            item = self._items.popleft()
+            if isinstance(item, GainzError):
+                raise item
+            events.append(item)
+        return events
 
     async def first(self) -> list[Event]:
         """Events up to the first that says something. One that failed before a single token is raised, so that the

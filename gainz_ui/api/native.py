@@ -67,6 +67,7 @@ class GenerateBody(Strict):
     prompt_logprobs: int | None = None
 
 
+GAP_SECONDS = 0.01          # between two chunks of a stream: slower models send token by token, faster ones a few at once
 _PLAIN = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty", "seed",
           "max_tokens", "min_tokens", "ignore_eos", "logprobs", "prompt_logprobs")
 
@@ -147,13 +148,14 @@ async def _stream(answer: Answer, first: list[Event], head: dict[str, Any]) -> A
     tally, events = Tally(), first
     try:
         while events:
-            out = []
+            out, sent = [], asyncio.get_running_loop().time()
             for event in events:
                 tally.add(event)
                 if event.text or event.ids:
                     out.append(_line(_piece(event)))
             if out:
                 yield b"".join(out)
+                await asyncio.sleep(sent + GAP_SECONDS - asyncio.get_running_loop().time())
             events = await answer.batch()
         end = {"text": "", "done": True, **head, **tally.counts()}
         if tally.last is not None and tally.last.error is not None:
@@ -164,11 +166,9 @@ async def _stream(answer: Answer, first: list[Event], head: dict[str, Any]) -> A
 
 
 async def _whole(answer: Answer, first: list[Event], head: dict[str, Any]) -> JSONResponse:
-    tally, events = Tally(), first
-    while events:
-        for event in events:
-            tally.add(event)
-        events = await answer.batch()
+    tally = Tally()
+    for event in (*first, *await answer.rest()):
+        tally.add(event)
     if tally.last is not None and tally.last.error is not None:
         raise tally.last.error
     out = {"text": "".join(tally.text), **head, **tally.counts()}
