@@ -35,7 +35,7 @@ class Settings:
     starter: bool = _knob(True, "fetch the starter model when models/ is empty")
     queue: int = _knob(256, "requests that may wait before more are refused", low=1, high=100_000)
     time_limit: float = _knob(0.0, "seconds one request may take, 0 = no limit", low=0, high=86_400)
-    drain: float = _knob(5.0, "seconds that running answers get at shutdown", low=0, high=3600)
+    drain: float = _knob(3.0, "seconds that running answers get at shutdown", low=0, high=3600)
     idle_unload: float = _knob(0.0, "minutes without a request after which models are unloaded, 0 = never", low=0, high=100_000)
     language: str = _knob("auto", "language of the page", choices=LANGUAGES)
     log_content: bool = _knob(False, "write prompts and answers into the request log")
