@@ -203,3 +203,16 @@ def test_a_folder_with_only_a_sentencepiece_model(tmp_path):
     reference = spm.SentencePieceProcessor(model_file=str(tmp_path / "tokenizer.model"))
     assert codec.encode(text) == [1, *reference.encode(text)]
     assert codec.decode(codec.encode(text)) == text
+
+
+def test_a_tokenizer_that_exists_only_in_python(tmp_path):
+    words = ["<unk>", "Links", "t@@", "h@@", "e", "the", "l@@", "a@@", "m@@", "a", "llama"]
+    (tmp_path / "vocab.json").write_text(json.dumps({word: id for id, word in enumerate(words)}))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\nt h\nth e</w>\nl l\nll a\nlla m\nllam a</w>\n")
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "CTRLTokenizer", "unk_token": "<unk>"}')
+    (tmp_path / "config.json").write_text('{"model_type": "ctrl", "eos_token_id": 1}')
+    codec, reference = TextCodec.from_folder(tmp_path), theirs(tmp_path)
+    ids = codec.encode("the llama the llama")
+    assert ids == reference("the llama the llama")["input_ids"] == [5, 10, 5, 10]
+    assert codec.decode(ids) == reference.decode(ids) == "the llama the llama"
+    assert codec.vocab.size == 11 and codec.vocab.eos_ids == {1} and codec.token_text(5) == "the"

@@ -29,7 +29,7 @@ LOOKUP = "lookup"
 class Engine:
     """``budget``: tokens a step; ``mixed``: prompt tokens a step beside decoding answers; ``queue``: most waiting requests."""
 
-    def __init__(self, *, budget: int = 256, mixed: int = 128, queue: int = 256) -> None:
+    def __init__(self, *, budget: int = 256, mixed: int = 64, queue: int = 256) -> None:
         self.limits = Limits(budget, mixed, queue)
         self.steps = 0                                      # rounds with work
         self.last_step: float | None = None                 # time.monotonic() of the last one's end
@@ -56,10 +56,12 @@ class Engine:
             self._collect()
             for answer in list(lane.answers):
                 lane.fail(answer, ModelNotLoaded("The model was unloaded while it answered."))
-            self._lanes = [one for one in self._lanes if one is not lane]
-            gone = {key for key in self._drafters if key[0] is lane or model.info.name in key[1].split("+")}
-            for key in gone:
-                self._retire(self._drafters.pop(key))
+            with self._post:
+                self._lanes = [one for one in self._lanes if one is not lane]
+                gone = [key for key in self._drafters if key[0] is lane or model.info.name in key[1].split("+")]
+                retired = [self._drafters.pop(key) for key in gone]
+            for drafter in retired:
+                self._retire(drafter)
             model.engine = None
 
     def _retire(self, drafter: Drafter) -> None:
@@ -138,7 +140,7 @@ class Engine:
 
     def _shed(self, decoder: Any) -> bool:
         """Give up what drafters hold in a decoder whose own sequences lack room."""
-        return any([one.shed(decoder) for one in self._drafters.values()])
+        return any([one.shed(decoder) for one in list(self._drafters.values())])
 
     # --------------------------------------------------------------------------------------- the loop
     def step(self) -> bool:

@@ -27,7 +27,7 @@ class Limits:
     """``budget``: tokens a step; ``mixed``: prompt tokens a step while others decode, so that these do not stall."""
 
     budget: int = 256
-    mixed: int = 128
+    mixed: int = 64
     queue: int = 256
 
 

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 
 from backends.base import Message, Vocab, read_json
 from backends.engine.detokenize import Detokenizer, detokenizers
+from backends.engine.foreign_tokenizer import ForeignTokenizer
 from backends.engine.template import ChatTemplate
 from backends.errors import BrokenFile, InvalidRequest, LoadError, NoChatTemplate
 
@@ -25,7 +26,7 @@ SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token"
 class TextCodec:
     """``add_bos`` None: as the tokenizer's own post-processor does. ``special_ids`` None: the added tokens marked special."""
 
-    def __init__(self, tokenizer: Tokenizer, *, template: str | Mapping[str, str] | None = None, bos_id: int | None = None,
+    def __init__(self, tokenizer: Tokenizer | ForeignTokenizer, *, template: str | Mapping[str, str] | None = None, bos_id: int | None = None,
                  eos_ids: Iterable[int] = (), special_ids: Collection[int] | None = None, vocab_size: int | None = None,
                  add_bos: bool | None = None, variables: Mapping[str, Any] = {}) -> None:
         """``vocab_size``: real ids, 0 … size - 1 (default: those of the tokenizer); ``variables``: the template's bos_token …"""
@@ -130,7 +131,7 @@ def _fields(message: Message) -> dict[str, Any]:
     return {"role": message.role, "content": message.content, **named, **dict(message.extra)}
 
 
-def _read_tokenizer(folder: Path) -> Tokenizer:
+def _read_tokenizer(folder: Path) -> Tokenizer | ForeignTokenizer:
     file = folder / "tokenizer.json"
     if file.is_file():
         try:
@@ -140,8 +141,8 @@ def _read_tokenizer(folder: Path) -> Tokenizer:
     return _convert_tokenizer(folder)
 
 
-def _convert_tokenizer(folder: Path) -> Tokenizer:
-    """The fast form of a sentencepiece or tiktoken tokenizer, made by transformers without network or foreign code."""
+def _convert_tokenizer(folder: Path) -> Tokenizer | ForeignTokenizer:
+    """Any other tokenizer, made by transformers without network or foreign code; the fast form where it has one."""
     from transformers import AutoTokenizer
     try:
         made = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
@@ -149,10 +150,7 @@ def _convert_tokenizer(folder: Path) -> Tokenizer:
         raise LoadError("The folder holds no tokenizer that can be read.", reason=str(error).splitlines()[0],
                         remedy="Put the model's tokenizer.json beside its weights.") from error
     backend = getattr(made, "backend_tokenizer", None)
-    if not isinstance(backend, Tokenizer):
-        raise LoadError(f"The tokenizer {type(made).__name__} has no fast form.",
-                        remedy="Convert it to a tokenizer.json and put that beside the weights.")
-    return backend
+    return backend if isinstance(backend, Tokenizer) else ForeignTokenizer(made)
 
 
 def _special_names(config: Mapping[str, Any], older: Mapping[str, Any]) -> dict[str, str]:
