@@ -324,14 +324,15 @@ def test_the_key_is_asked_for_on_every_route_but_health(locked):
 
 
 @pytest.mark.parametrize("host,status", [("evil.example", 403), ("evil.example:7860", 403), ("localhost", 200), ("127.0.0.1:1", 200),
-                                         ("[::1]:7860", 200), ("192.168.1.5", 200), ("", 403)])
+                                         ("[::1]:7860", 200), ("192.168.1.5", 200), ("", 403), ("[::1", 403),
+                                         ("LOCALHOST:7860", 200), ("localhost.evil.example", 403)])
 def test_another_name_for_this_machine_is_refused(client, host, status):
     assert client.get("/health", headers={"host": host}).status_code == status
 
 
 def test_other_sites_are_refused_and_allowed_ones_are_named(client, locked):
     json_body = {"prompt": "a", "max_tokens": 1}
-    for headers in ({"origin": "https://evil.example"}, {"origin": "null"}, {"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"}):
+    for headers in ({"origin": "https://evil.example"}, {"origin": "null"}, {"origin": "http://[::1"}, {"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"}):
         assert client.post("/generate", json=json_body, headers=headers).status_code == 403
         assert "access-control-allow-origin" not in client.get("/health", headers=headers).headers
     same = f"http://{client.base_url.host}:{client.base_url.port}"

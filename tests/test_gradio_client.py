@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from contextlib import contextmanager
 
 import gradio as gr
 import pytest
@@ -21,11 +22,10 @@ from tests.api_fakes import FULL, FakeStudio
 FROZEN = {"/chat", "/generate", "/load", "/models", "/unload"}       # README and other people's scripts call these
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory):
+@contextmanager
+def serving(folder, **more):
     """The whole application over a studio without an engine, with a page that holds only the public names."""
-    folder = tmp_path_factory.mktemp("site")
-    settings = Settings(models=folder / "models", outputs=folder / "outputs", logs=folder / "logs")
+    settings = Settings(models=folder / "models", outputs=folder / "outputs", logs=folder / "logs", **more)
     studio, tasks = FakeStudio(settings), Tasks()
     store = Store(settings.models)
     house = server.House(settings, studio, store, tasks, Startup(settings, studio, store, tasks))
@@ -42,12 +42,17 @@ def site(tmp_path_factory):
         thread.start()
         while not made.started:
             time.sleep(0.02)
-        url = f"http://127.0.0.1:{bound.getsockname()[1]}"
-        yield studio, Client(url, verbose=False), url
+        yield studio, f"http://127.0.0.1:{bound.getsockname()[1]}"
         made.handle_exit(15, None)
         thread.join(20)
         assert not thread.is_alive(), "the server does not stop while a client is connected"
         assert studio.closed.wait(5)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    with serving(tmp_path_factory.mktemp("site")) as (studio, url):
+        yield studio, Client(url, verbose=False), url
 
 
 @pytest.fixture
@@ -185,6 +190,20 @@ def test_the_page_and_its_files_obey_the_guard(site):
     assert httpx.post(url + "/gradio_api/upload", files={"files": b"x"}, headers={"origin": "https://evil.example"}).status_code == 403
     page = httpx.get(url + "/")
     assert page.status_code == 200 and "default-src 'self'" in page.headers["content-security-policy"]
+
+
+def test_gr_03_with_a_key_page_and_client_need_it(tmp_path):
+    import httpx
+    with serving(tmp_path, api_key="secret") as (studio, url):
+        for path in ("/", "/config", "/gradio_api/info", "/gradio_api/startup-events", "/gradio_api/heartbeat/x", "/metrics",
+                     "/gradio_api/queue/status", "/openapi.json", "/theme.css", "/gradio_api/app_id"):
+            assert httpx.get(url + path).status_code == 401, path
+        for path in ("/gradio_api/upload", "/gradio_api/call/generate", "/gradio_api/queue/join", "/gradio_api/cancel",
+                     "/gradio_api/reset", "/generate"):
+            assert httpx.post(url + path, json={}).status_code == 401, path
+        assert "secret" not in httpx.get(url + "/config", auth=("me", "secret")).text
+        client = Client(url, headers={"Authorization": "Bearer secret"}, verbose=False)
+        assert client.predict("a", 2, api_name="/generate")["text"] == "w0 w1 "
 
 
 @pytest.mark.parametrize("path", ["/gradio_api/file=../app.py", "/gradio_api/file=/etc/passwd", "/gradio_api/file=%2e%2e/app.py",

@@ -91,7 +91,7 @@ class Guard:
                 or _check_size(scope, headers) or _check_outside(scope))
 
     def _check_host(self, headers: dict[bytes, str]) -> Refusal | None:
-        host = urlsplit("//" + headers.get(b"host", "")).hostname or ""
+        host = _host_of("//" + headers.get(b"host", ""))[0]
         if host in self.hosts or is_address(host):
             return None
         return Refusal(403, "host_refused", f"This server does not answer to the name {host[:100]!r}.",
@@ -102,7 +102,7 @@ class Guard:
         if origin is None:
             elsewhere = headers.get(b"sec-fetch-site") == "cross-site" and headers.get(b"sec-fetch-mode") != "navigate"
         else:
-            elsewhere = urlsplit(origin).netloc.lower() != headers.get(b"host", "").lower() and origin.lower() not in self.origins
+            elsewhere = _host_of(origin)[1] != headers.get(b"host", "").lower() and origin.lower() not in self.origins
         if not elsewhere:
             return None
         return Refusal(403, "origin_refused", "Requests from another web site are refused.",
@@ -123,6 +123,15 @@ class Guard:
         wants_page = "text/html" in headers.get(b"accept", "")      # a browser then asks the person: any name, the key as password
         return Refusal(401, "key_required", "This server asks for a key.", "Send it as Authorization: Bearer KEY.",
                        ((b"www-authenticate", b'Basic realm="Gainz: any name, the key as password"' if wants_page else b"Bearer"),))
+
+
+def _host_of(address: str) -> tuple[str, str]:
+    """(host, host with port), both in small letters; empty for an address that is none."""
+    try:
+        parts = urlsplit(address)
+        return parts.hostname or "", parts.netloc.lower()
+    except ValueError:
+        return "", ""
 
 
 def presented(headers: dict[bytes, str]) -> str:
