@@ -6,7 +6,7 @@ It knows which parts there are and in what order they are made; what a file look
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -78,7 +78,7 @@ class _Made:
 def _make(model: ModelDir, source: WeightSource, vocab: Vocab, options: LocalOptions, progress: ProgressFn, cancel: Cancel) -> _Made:
     ops, passed = kernels.choose(options.kernels, options.device, _dtype(source, options.dtype), options.threads)
     watched = Watched(source, progress, cancel)
-    built = archs.build(watched, ops, watched.layers_done, cancel)
+    built = archs.build(watched, ops, _quiet, cancel)
     cancel.raise_if_set("The load")
     if built is None:
         return _generic(model, watched, ops, vocab, options, passed, progress, cancel)
@@ -110,6 +110,10 @@ def _paged(built: archs.Arch, source: Watched, ops: Ops, vocab: Vocab, options: 
     capabilities = ("batch", "draft", "logprobs") + (("prefix",) if options.prefix_cache else ())
     return _Made(decoder, ops, path, built.weights_bytes(), getattr(built, "parameters", source.parameters), trained, kv_type,
                  bytes_per_token(built.layers, kv_type), independent is None, capabilities, (*notes, *room.notes))
+
+
+def _quiet(_: Progress) -> None:
+    """Progress by layer is coarser than that by tensor, and would make the bar jump."""
 
 
 # ---------------------------------------------------------------------------------------------- choices
@@ -207,11 +211,6 @@ class Watched:
         if not left:
             return ()
         return (f"{len(left)} tensors of the file are not used: {', '.join(left[:4])}{' …' if len(left) > 4 else ''}",)
-
-    @property
-    def layers_done(self) -> Callable[[Progress], None]:
-        """Progress by layer is coarser than ours and would make the bar jump."""
-        return lambda _: None
 
     def _step(self, names: set[str]) -> None:
         self._cancel.raise_if_set("The load")

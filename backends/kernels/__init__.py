@@ -43,17 +43,20 @@ class QWeight:
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """[N, K] in the order of the input features."""
         n, k = self.shape
-        per_column = torch.arange(k, device=self.codes.device) // self.group
-        codes, scale = self.codes.to(torch.float32), self.scale.to(torch.float32)[:, per_column]
+        groups = self.scale.shape[1]
+        dense = torch.zeros(n, groups * self.group, device=self.codes.device)       # the last group may be ragged
+        dense[:, :k] = self.codes
+        grouped, scale = dense.view(n, groups, self.group), self.scale.to(torch.float32)[..., None]
         if self.bias is not None:
-            dense = codes * scale + self.bias.to(torch.float32)[:, per_column]
+            grouped.mul_(scale).add_(self.bias.to(torch.float32)[..., None])
         else:
-            dense = (codes - self.zero.to(torch.float32)[:, per_column]) * scale
+            grouped.sub_(self.zero.to(torch.float32)[..., None]).mul_(scale)
+        dense = dense[:, :k]
         if self.perm is None:
-            return dense.to(dtype)
+            return dense.to(dtype).contiguous()
         out = torch.empty_like(dense)
         out[:, self.perm] = dense
-        return out.to(dtype)
+        return out.to(dtype).contiguous()
 
     @staticmethod
     def cat(parts: Sequence[QWeight]) -> QWeight | None:
