@@ -12,17 +12,21 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check
 TESTS ?=
 
-.PHONY: run test slow venv venv-dev lint clean
+.PHONY: run test slow starter venv venv-dev lint clean
 .DEFAULT_GOAL := run
 
 run: venv
 	@$(PY) app.py serve $(ARGS)
 
-test: venv-dev
+test: venv-dev starter
 	@$(PY) -m pytest -m "not slow" $(TESTS)
 
-slow: venv-dev
+slow: venv-dev starter
 	@$(PY) -m pytest -m slow $(TESTS)
+
+# 98 MB, once; without a network the tests that need real weights are skipped, and say so.
+starter: venv
+	@$(PY) app.py pull starter >/dev/null || echo "The starter model is not there: the tests that need its weights are skipped." >&2
 
 lint: venv-dev
 	@$(PY) -m ruff check .
