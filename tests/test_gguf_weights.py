@@ -73,11 +73,16 @@ def model_of(config: dict):
 
 
 def gguf_of(tmp_path, family, model, **more):
-    architecture, config, keys, layout = FAMILIES[family]
-    tensors = to_gguf_tensors(model, **layout)
-    if config.get("rope_scaling") == LLAMA3:
+    architecture, _, keys, _ = FAMILIES[family]
+    return write(tmp_path / "m.gguf", architecture, base_metadata(model.config, **keys) | more, tensors_of(family, model))
+
+
+def tensors_of(family, model):
+    """float32 arrays, with the factors that the converter writes for Llama 3.2's rotation."""
+    tensors = to_gguf_tensors(model, **FAMILIES[family][3])
+    if FAMILIES[family][1].get("rope_scaling") == LLAMA3:
         tensors["rope_freqs.weight"] = np.array(llama3_factors(LLAMA3, 5e5, 32), np.float32)
-    return write(tmp_path / "m.gguf", architecture, base_metadata(model.config, **keys) | more, tensors)
+    return tensors
 
 
 def rebuilt(source):

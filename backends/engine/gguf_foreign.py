@@ -52,7 +52,7 @@ def _read(file: GgufFile) -> tuple[dict[str, Tensor], Mapping[str, Any]]:
         raise UnknownFormat(f"The GGUF architecture {file.architecture!r} is not known, neither here nor to transformers.",
                             file=file.path.name, remedy="Use the safetensors folder of this model.")
     try:
-        config = causal_config(load_gguf_checkpoint(str(file.path))["config"])
+        config = causal_config(load_gguf_checkpoint(str(file.path))["config"] | _ids(file))
         with torch.device("meta"):
             empty = AutoModelForCausalLM.from_config(config)
         tensors = load_gguf_checkpoint(str(file.path), return_tensors=True, model_to_load=empty)["tensors"]
@@ -61,3 +61,9 @@ def _read(file: GgufFile) -> tuple[dict[str, Tensor], Mapping[str, Any]]:
     except (ValueError, KeyError, IndexError, TypeError) as error:      # what its reader is seen to raise on odd files
         raise BrokenFile(f"transformers cannot read {file.path.name}.", reason=f"{type(error).__name__}: {str(error)[:200]}") from error
     return tensors, config.to_dict()
+
+
+def _ids(file: GgufFile) -> dict[str, int | None]:
+    """What the file says, where a config class would otherwise fill in the ids of another model."""
+    return {f"{ours}_token_id": file.metadata.get(f"tokenizer.ggml.{theirs}_token_id")
+            for ours, theirs in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"))}
