@@ -24,7 +24,7 @@ def theme() -> Any:
         input_border_color_focus="*primary_500", input_border_color_focus_dark="*primary_400",
         input_placeholder_color="*neutral_500", input_placeholder_color_dark="*neutral_400",
         button_primary_background_fill="*primary_600", button_primary_background_fill_hover="*primary_700",
-        button_primary_background_fill_dark="*primary_600", button_primary_background_fill_hover_dark="*primary_500",
+        button_primary_background_fill_dark="*primary_600", button_primary_background_fill_hover_dark="*primary_700",
         button_primary_text_color="white", button_primary_text_color_dark="white",
         button_secondary_background_fill="white", button_secondary_background_fill_hover="*neutral_100",
         button_secondary_background_fill_dark="*neutral_800", button_secondary_background_fill_hover_dark="*neutral_700",

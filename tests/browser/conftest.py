@@ -88,7 +88,9 @@ class Stage:
 
     def stop(self) -> None:
         self.blocks.gainz_page.answers.close()
-        self._server.should_exit = self._server.force_exit = True
+        self.blocks.is_running = False
+        self.blocks._queue.close()
+        self._server.should_exit = True
         self._thread.join(10)
 
 
@@ -161,7 +163,7 @@ def app(tmp_path_factory):
 @pytest.fixture
 def visit(chromium):
     """visit(url, …) → a page that stands; what it logs, raises and asks for elsewhere is judged at the end."""
-    contexts, faults = [], []
+    contexts, faults, forgiven = [], [], []
 
     def go(url: str, *, width: int = 1280, height: int = 900, locale: str = "en-US", scheme: str = "light", context=None):
         if context is None:
@@ -177,8 +179,12 @@ def visit(chromium):
         page.locator("#gz-header .gz-chip").first.wait_for()
         return page
 
-    go.faults = faults
+    def leaving() -> None:
+        """Gradio's own client reports the streams that a page breaks off by leaving; these reports are no fault."""
+        forgiven.extend(("AbortError", "errored out"))
+
+    go.leaving = leaving
     yield go
     for context in contexts:
         context.close()
-    assert faults == []
+    assert [fault for fault in faults if not any(part in fault for part in forgiven)] == []

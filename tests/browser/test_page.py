@@ -120,20 +120,23 @@ def test_stop_keeps_the_partial_text_and_stops_the_engine(stage, visit):
 
 
 def test_five_long_answers_do_not_hold_the_page_up(stage, visit):
-    stage.studio.speed, stage.studio.tokens = 20.0, 2000
+    stage.studio.speed, stage.studio.tokens = 3.0, 2000     # slow: what is measured is the server, not five browsers painting
     pages = [visit(stage.url) for _ in range(5)]
     for page in pages:
         ask(page, "Go on for long")
     wait_until(lambda: stage.studio._running == 5)
     tab(pages[0], "Models")
+    expect(pages[0].locator("#gz-unload")).to_be_visible()
     begun = time.monotonic()
-    pages[0].locator("#gz-catalog label").nth(1).click()
+    with pages[0].expect_response(lambda response: "/run/" in response.url and response.request.post_data_json["data"][:1] == ["starter-fp16"]):
+        pages[0].locator("#gz-catalog label").nth(1).click()
+    took = time.monotonic() - begun
     expect(pages[0].locator("#gz-details")).to_contain_text("starter-fp16")
-    assert time.monotonic() - begun < 1.0
+    assert took < 5.0, "the answers run for ten minutes; on an idle machine this takes a tenth of a second"
     begun = time.monotonic()
     pages[1].click("#gz-stop")
     wait_until(lambda: stage.studio._running == 4)
-    assert time.monotonic() - begun < 1.0
+    assert time.monotonic() - begun < 5.0
     for page in pages[2:]:
         page.click("#gz-stop")
     tab(pages[0], "Chat")
@@ -186,6 +189,7 @@ def test_a_page_that_is_reloaded_in_mid_answer_finds_it_again(stage, visit):
     page = visit(stage.url, width=360, height=800)
     ask(page, "A long one")
     expect(page.locator(ANSWER).last).to_contain_text("kilometres")
+    visit.leaving()
     page.reload(wait_until="domcontentloaded")
     expect(page.locator("#gz-stop")).to_be_visible()
     answered(page)
@@ -199,6 +203,7 @@ def test_an_answer_that_was_lost_offers_a_retry(stage, visit):
     page = visit(stage.url)
     ask(page, "Lost?")
     expect(page.locator(ANSWER).last).to_contain_text("kilometres")
+    visit.leaving()
     page.goto("about:blank")
     answers = stage.blocks.gainz_page.answers
     for chat in list(answers._answers):
@@ -328,7 +333,7 @@ def test_language_and_colours_are_kept(stage, visit):
 def test_a_chinese_browser_gets_chinese(stage, visit):
     page = visit(stage.url, locale="zh-CN")
     expect(page.get_by_role("tab", name="模型", exact=True)).to_be_visible()
-    left = page.evaluate(r"document.body.innerText.split('\n').filter(line => /^[A-Za-z][A-Za-z ,.]{6,}$/.test(line.trim()))")
+    left = page.evaluate(r"document.body.innerText.split('\n').filter(line => line.trim() !== 'English' && /^[A-Za-z][A-Za-z ,.]{6,}$/.test(line.trim()))")
     assert left == []
 
 
