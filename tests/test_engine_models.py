@@ -133,7 +133,8 @@ def test_drafts_of_any_quality_leave_the_text_alone(engine, model, k):  # SP-05
         for temperature in (0, .9):
             sampling = Sampling(temperature=temperature, seed=5, max_tokens=13, ignore_eos=True)
             plain = solo(engine, model, prompt, sampling)
-            answers = [ask(engine, model, prompt, sampling, draft=DraftSpec(name, k)) for name in ("lookup", model.info.name)]
+            answers = [ask(engine, model, prompt, sampling, draft=DraftSpec(name, k))
+                       for name in ("lookup", model.info.name)]
             drain(engine)
             assert answers[0].check().ids() == answers[1].check().ids() == plain
             own = answers[1].last.usage
@@ -165,7 +166,7 @@ def test_the_cache_after_drafts_equals_a_fresh_one(engine, model):  # SP-06
     def contents(slot):
         place = torch.arange(slot.length)
         pages = torch.tensor(list(slot.pages))[place // PAGE]
-        return [layer.k[pages, :, place % PAGE].clone() for layer in cache] + [layer.v[pages, :, place % PAGE].clone() for layer in cache]
+        return [part[pages, :, place % PAGE].clone() for layer in cache for part in (layer.k, layer.v)]
 
     while engine.step():
         for sequence in lane.scheduler.running:

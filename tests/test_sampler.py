@@ -130,7 +130,8 @@ def test_order_and_edges_of_the_filters(sampling, expected):  # GE-10
     assert draws(P, temperature=1, **sampling) == expected
 
 
-@pytest.mark.parametrize("top_k, expected", [(0, {0, 1, 2}), (-1, {0, 1, 2}), (1, {0}), (2, {0, 1}), (3, {0, 1, 2}), (100_003, {0, 1, 2})])
+@pytest.mark.parametrize("top_k, expected", [(0, {0, 1, 2}), (-1, {0, 1, 2}), (1, {0}), (2, {0, 1}), (3, {0, 1, 2}),
+                                             (100_003, {0, 1, 2})])
 def test_top_k_edges(top_k, expected):  # GE-11
     assert draws(P, temperature=1, top_k=top_k) == expected
 

@@ -75,7 +75,8 @@ def test_first_come_first_served():
 
 def test_admission_waits_for_room_for_the_whole_prompt():
     engine, model, scheduler = setup(room=40)
-    first, second = ask(engine, model, (65,) * 20, Sampling(max_tokens=4, ignore_eos=True)), ask(engine, model, (66,) * 30, LONG)
+    first = ask(engine, model, (65,) * 20, Sampling(max_tokens=4, ignore_eos=True))
+    second = ask(engine, model, (66,) * 30, LONG)
     engine.step()
     assert len(scheduler.running) == 1 and len(scheduler.waiting) == 1
     drain(engine)
@@ -153,7 +154,8 @@ def test_wider_and_narrower_batches_in_turn():  # KV-10
 def test_parallel_requests_admitted_at_random_equal_their_solo_runs():  # KV-11
     rng = random.Random(6)
     for _ in range(5):
-        engine, model, _ = setup(Engine(budget=rng.choice([8, 32])), streams=rng.choice([3, 12]), room=rng.choice([10**9, 150]))
+        engine, model, _ = setup(Engine(budget=rng.choice([8, 32])), streams=rng.choice([3, 12]),
+                                 room=rng.choice([10**9, 150]))
         asked = []
         for marker in range(12):
             one = (marker, *prompt(rng, rng.randrange(0, 40)))
@@ -171,7 +173,8 @@ def test_two_models_share_the_loop():
     engine.attach(other)
     one, two = ask(engine, model, (65,), LONG), ask(engine, other, (66,), LONG)
     assert drain(engine) == 30                       # both advance in each round
-    assert one.check().ids() == naive(model.decoder, (65,), LONG, 31) and two.check().ids() == naive(other.decoder, (66,), LONG, 31)
+    assert one.check().ids() == naive(model.decoder, (65,), LONG, 31)
+    assert two.check().ids() == naive(other.decoder, (66,), LONG, 31)
     assert engine.stats()["models"]["other"]["tokens"] == 30 and engine.stats()["tokens"] == 60
 
 

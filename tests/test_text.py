@@ -15,8 +15,9 @@ from backends.errors import BrokenFile, InvalidRequest, LoadError, NoChatTemplat
 from tests.test_detokenize import byte_tokenizer, fallback_tokenizer
 
 FIXTURE = Path(__file__).parent / "fixtures" / "llama-fp16"
-CHATML = ("{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system\nBe kind."
-          "<|im_end|>\n' }}{% endif %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}"
+CHATML = ("{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system\n"
+          "Be kind.<|im_end|>\n' }}{% endif %}"
+          "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}"
           "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}")
 LLAMA2 = ("{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content | trim }} [/INST]"
           "{% elif m.role == 'assistant' %} {{ m.content }} {{ eos_token }}"
@@ -74,7 +75,8 @@ def test_chat_equals_transformers(folder, template, more):
     said = [{"role": m.role, "content": m.content} for m in CHAT]
     text = reference.apply_chat_template(said, tokenize=False, add_generation_prompt=True, **more)
     assert codec.chat_text(CHAT, **more) == text
-    assert codec.chat(CHAT, **more) == reference.apply_chat_template(said, add_generation_prompt=True, return_dict=False, **more)
+    ids = reference.apply_chat_template(said, add_generation_prompt=True, return_dict=False, **more)
+    assert codec.chat(CHAT, **more) == ids
 
 
 @pytest.mark.parametrize("template", [CHATML, LLAMA2])
@@ -194,11 +196,11 @@ def test_a_folder_with_only_a_sentencepiece_model(tmp_path):
     spm = pytest.importorskip("sentencepiece")
     lines = tmp_path / "lines.txt"
     lines.write_text("\n".join(f"the quick brown fox number {i} jumps over lazy dogs and cats" for i in range(200)))
-    spm.SentencePieceTrainer.train(input=str(lines), model_prefix=str(tmp_path / "tokenizer"), vocab_size=300, model_type="bpe",
-                                   byte_fallback=True, minloglevel=2)
+    spm.SentencePieceTrainer.train(input=str(lines), model_prefix=str(tmp_path / "tokenizer"), vocab_size=300,
+                                   model_type="bpe", byte_fallback=True, minloglevel=2)
     (tmp_path / "config.json").write_text('{"model_type": "llama", "eos_token_id": 2, "bos_token_id": 1}')
-    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>",'
-                                                    ' "unk_token": "<unk>", "add_bos_token": true}')
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>",'
+                                                    ' "eos_token": "</s>", "unk_token": "<unk>", "add_bos_token": true}')
     codec, text = TextCodec.from_folder(tmp_path), "the fox jumps over 7 dogs 世"
     reference = spm.SentencePieceProcessor(model_file=str(tmp_path / "tokenizer.model"))
     assert codec.encode(text) == [1, *reference.encode(text)]

@@ -1,4 +1,4 @@
-"""A decoder without weights: its logits are a pure function of the KV contents, so any mistake with the cache shows in the text.
+"""A decoder without weights: its logits are a pure function of the KV contents, so any mistake with the cache shows.
 
 With it come a byte vocabulary for its codec and `naive`, the plain loop that every engine has to equal.
 """
@@ -30,7 +30,8 @@ class ToySlot:
     room: int = 0           # tokens reserved
 
 
-def random_logits(kv: Sequence[int], size: int = SIZE, base: str = "base", noise_of: str = "", amount: float = 0.0) -> np.ndarray:
+def random_logits(kv: Sequence[int], size: int = SIZE, base: str = "base", noise_of: str = "",
+                  amount: float = 0.0) -> np.ndarray:
     def draw(salt: str) -> np.ndarray:
         seed = hashlib.blake2b(repr((salt, tuple(kv[-6:]), len(kv) % 7)).encode(), digest_size=8).digest()
         return np.random.default_rng(int.from_bytes(seed, "little")).standard_normal(size).astype(np.float32) * 3
@@ -50,8 +51,9 @@ def forced(text: Sequence[int], prompt: int, peak: float = 20.0) -> Callable[[Se
 class ToyDecoder:
     """``room``: tokens all slots may hold together. Checks the engine's invariants on the way."""
 
-    def __init__(self, logits: Callable[[Sequence[int]], np.ndarray] = random_logits, *, room: int = 10**9, context: int = 4096,
-                 eos: frozenset[int] = frozenset({EOS}), reuse: bool = True, fingerprint: str = "toy") -> None:
+    def __init__(self, logits: Callable[[Sequence[int]], np.ndarray] = random_logits, *, room: int = 10**9,
+                 context: int = 4096, eos: frozenset[int] = frozenset({EOS}), reuse: bool = True,
+                 fingerprint: str = "toy") -> None:
         self.logits, self.room, self.context, self.may_reuse = logits, room, context, reuse
         self.vocab = Vocab(SIZE, eos, fingerprint)
         self.reserved = self.calls = self.rows = 0
@@ -115,7 +117,8 @@ class ToyDecoder:
         self.open_slots.remove(slot)
 
     def stats(self) -> dict[str, int]:
-        return {"pages_total": self.room, "pages_used": self.reserved, "pages_free": self.room - self.reserved, "page_size": 1}
+        return {"pages_total": self.room, "pages_used": self.reserved, "pages_free": self.room - self.reserved,
+                "page_size": 1}
 
     def close(self) -> None:
         self.prefixes.clear()
@@ -197,7 +200,8 @@ class Got:
         return self
 
 
-def ask(engine: Engine, model: LocalModel, prompt, sampling: Sampling = Sampling(), cancel: Cancel | None = None, **more) -> Got:
+def ask(engine: Engine, model: LocalModel, prompt, sampling: Sampling = Sampling(), cancel: Cancel | None = None,
+        **more) -> Got:
     """Submit; the caller steps."""
     got = Got()
     engine.submit(model, Request(prompt, sampling, **more), cancel or Cancel(), got)

@@ -71,7 +71,7 @@ class ByteDetokenizer:
     def __init__(self, pieces: Pieces, hidden: Collection[int], per_byte: bool, strip: int, strip_token: bool) -> None:
         self._pieces, self._hidden = pieces, hidden
         self._utf8 = Utf8Stream(per_byte)
-        self._strip, self._strip_token = strip, strip_token   # leading spaces to drop: of the text, or all of the first token
+        self._strip, self._strip_token = strip, strip_token   # leading spaces to drop: of the text, or all of a token
 
     def push(self, token: int) -> str:
         if token in self._hidden:

@@ -93,7 +93,8 @@ class ModelDrafter:
         drafts: list[list[int]] = [[] for _ in batch]
         feeds = [self._catch_up(job) for job in batch]
         while True:
-            active = [i for i, job in enumerate(batch) if feeds[i] and len(drafts[i]) < job.k and self._reserve(job, feeds[i])]
+            active = [i for i, job in enumerate(batch)
+                      if feeds[i] and len(drafts[i]) < job.k and self._reserve(job, feeds[i])]
             if not active:
                 return drafts
             places = [self._places[batch[i].sequence] for i in active]

@@ -1,4 +1,4 @@
-"""A tokenizer that exists only in Python (CTRL, XLM, BioGPT …), behind the few methods of `tokenizers.Tokenizer` that we use.
+"""A tokenizer that exists only in Python (CTRL, XLM, BioGPT …), behind those methods of `tokenizers.Tokenizer` that we use.
 
 Knows transformers' slow tokenizers. Its text is streamed through a window of tokens, since there is no table of bytes.
 """

@@ -40,8 +40,7 @@ def check(sampling: Sampling, prompt: Sequence[int], vocab: Vocab, context: int)
     check_ids("stop_ids", sampling.stop_ids, vocab)
     wanted = sampling.max_tokens if sampling.max_tokens is not None else max(1, sampling.min_tokens)
     if len(prompt) + wanted > context:
-        raise ContextTooLong(f"The prompt has {len(prompt)} tokens and the answer is to have {wanted}; the context has {context}.",
-                             field="max_tokens" if len(prompt) < context else "prompt",
+        raise ContextTooLong(f"A prompt of {len(prompt)} tokens and an answer of {wanted} do not fit into {context}.", field="max_tokens" if len(prompt) < context else "prompt",
                              prompt_tokens=len(prompt), max_tokens=sampling.max_tokens, context=context)
     return context if sampling.max_tokens is None else len(prompt) + wanted
 

@@ -67,8 +67,11 @@ class Lane:
     # --------------------------------------------------------------------------------------- one step
     def sweep(self, now: float) -> None:
         """End what was cancelled or has run out of time."""
-        for answer in [one for one in self.answers if one.cancel.is_set() or one.deadline is not None and now >= one.deadline]:
-            self.end(answer, "cancelled" if answer.cancel.is_set() else "time_limit")
+        for answer in list(self.answers):
+            if answer.cancel.is_set():
+                self.end(answer, "cancelled")
+            elif answer.deadline is not None and now >= answer.deadline:
+                self.end(answer, "time_limit")
 
     def step(self) -> bool:
         """Advance the running sequences by one forward pass. False: nothing to do."""
@@ -132,7 +135,7 @@ class Lane:
                 self._ended(sequence)
 
     def _advance(self, sequence: Sequence, step: Step, logits: Tensor, now: float) -> None:
-        """Use the rows of one sequence: prompt log-probabilities, then as many tokens as the draft was right, and one more."""
+        """Use the rows of one sequence: prompt log-probabilities, then the draft while it is right, and one token more."""
         if not step.want:
             return
         rows = sampler.rows(logits)
@@ -232,4 +235,5 @@ class Lane:
                 "requests": counters.requests, "prompt_tokens": counters.prompt_tokens, "tokens": counters.tokens,
                 "cached_tokens": counters.cached_tokens, "drafted": counters.drafted, "accepted": counters.accepted,
                 "preemptions": scheduler.preemptions, "errors": dict(counters.errors), "finished": dict(counters.finished),
-                "ttft_seconds": list(counters.ttft), "tpot_seconds": list(counters.tpot), "cache": dict(self.decoder.stats())}
+                "ttft_seconds": list(counters.ttft), "tpot_seconds": list(counters.tpot),
+                "cache": dict(self.decoder.stats())}

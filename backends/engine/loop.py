@@ -24,10 +24,11 @@ if TYPE_CHECKING:
 IDLE_SECONDS = 0.5        # how often an idle loop looks whether it should stop
 DRAFT_LENGTH = 4          # where the request leaves it open
 LOOKUP = "lookup"
+SUMMED = ("queue", "running", "requests", "prompt_tokens", "tokens", "cached_tokens", "drafted", "accepted", "preemptions")
 
 
 class Engine:
-    """``budget``: tokens a step; ``mixed``: prompt tokens a step beside decoding answers; ``queue``: most waiting requests."""
+    """``budget``: tokens a step; ``mixed``: of them prompt tokens while others decode; ``queue``: most waiting requests."""
 
     def __init__(self, *, budget: int = 256, mixed: int = 64, queue: int = 256) -> None:
         self.limits = Limits(budget, mixed, queue)
@@ -187,8 +188,7 @@ class Engine:
     def stats(self) -> dict[str, Any]:
         """Counters for monitor and tests; from any thread. Totals over the attached models, and each by name."""
         models = {lane.model.info.name: lane.stats() for lane in self._lanes}
-        total = {name: sum(one[name] for one in models.values()) for name in
-                 ("queue", "running", "requests", "prompt_tokens", "tokens", "cached_tokens", "drafted", "accepted", "preemptions")}
+        total = {name: sum(one[name] for one in models.values()) for name in SUMMED}
         errors: dict[str, int] = {}
         for one in models.values():
             for code, count in one["errors"].items():

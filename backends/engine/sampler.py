@@ -27,7 +27,7 @@ from backends.errors import StepFailed
 
 SLACK = 1e-6
 COLDEST = 1e-6               # a temperature below is greedy: logits over it would leave the range of float32
-BANDS = (4.0, 7.0, 10.0, 15.0, 25.0)     # nats below the best where the leading tokens are looked for, before looking everywhere
+BANDS = (4.0, 7.0, 10.0, 15.0, 25.0)     # nats below the best where the leading tokens are looked for first
 
 
 # ------------------------------------------------------------------------------------------- history
@@ -165,7 +165,9 @@ def _survivors(logits: np.ndarray, top: float, sampling: Sampling) -> tuple[np.n
         ids = _leading(logits, top, temperature, lambda values: len(values) >= k)
     elif p < 1:
         total = float(_mass(logits, top, temperature).sum(dtype=np.float64))
-        ids = _leading(logits, top, temperature, lambda values: _mass(values, top, temperature).sum(dtype=np.float64) >= p * total)
+        part = p * total
+        ids = _leading(logits, top, temperature,
+                       lambda values: _mass(values, top, temperature).sum(dtype=np.float64) >= part)
     else:
         ids = np.flatnonzero(logits >= top + temperature * np.log(sampling.min_p * (1 - SLACK)))
     values = logits[ids]
@@ -188,7 +190,7 @@ def _mass(values: np.ndarray, top: float, temperature: float) -> np.ndarray:
 
 # ------------------------------------------------------------------------------------------- log-probabilities
 def logprobs(logits: np.ndarray, token: int, best: int) -> tuple[float, list[tuple[int, float]]]:
-    """Natural-log probability of ``token`` and the ``best`` most probable (id, logprob), under the unmodified distribution."""
+    """Natural-log probability of ``token`` and the ``best`` most probable (id, logprob), before all filters."""
     top = float(logits.max())
     if not np.isfinite(top):
         raise StepFailed("The model's output is not a number.", logit=top)

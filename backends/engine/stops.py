@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 
 class StopFinder:
-    """``push`` returns the text that is certain; after a match ``matched`` is the stop string, and nothing more comes out."""
+    """``push`` returns the text that is certain; after a match ``matched`` is the stop string and nothing more comes."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)

@@ -98,7 +98,8 @@ def plain(value: Any) -> Any:
 
 def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
     """Templates read a turn's reasoning under one of three names: give it under all that transformers gives."""
-    reasoning = next((message[key] for key in ("reasoning_content", "thinking", "reasoning") if message.get(key) is not None), None)
+    names = ("reasoning_content", "thinking", "reasoning")
+    reasoning = next((message[name] for name in names if message.get(name) is not None), None)
     return message if reasoning is None else {"thinking": reasoning, **message, "reasoning_content": reasoning}
 
 
@@ -116,7 +117,8 @@ class ChatTemplate:
     def _template(self, tools: bool) -> jinja2.Template:
         name = "tool_use" if tools and "tool_use" in self._sources else "default"
         if name not in self._sources:
-            raise NoChatTemplate(f"The model has templates named {', '.join(sorted(self._sources))}, but none named default.")
+            raise NoChatTemplate("The model has several templates, but none named default.",
+                                 names=", ".join(sorted(self._sources)))
         if name not in self._compiled:
             try:
                 self._compiled[name] = _environment().from_string(self._sources[name])
@@ -131,11 +133,13 @@ class ChatTemplate:
         """
         if not messages:
             raise InvalidRequest("A chat needs at least one message.", field="messages")
-        turns = [_with_reasoning({key: plain(item) for key, item in message.items() if item is not None}) for message in messages]
+        said = [{key: plain(item) for key, item in message.items() if item is not None} for message in messages]
+        turns = [_with_reasoning(message) for message in said]
         if continue_last:
             turns[-1]["content"] = turns[-1].get("content", "") + TAG
         template = self._template(bool(variables.get("tools")))
-        known = {**self._variables, "tools": None, "documents": None, "add_generation_prompt": not continue_last, **plain(variables)}
+        known = {**self._variables, "tools": None, "documents": None, "add_generation_prompt": not continue_last}
+        known |= plain(variables)
         try:
             text = template.render(messages=turns, **known)
         except TEMPLATE_ERRORS as error:
@@ -145,8 +149,9 @@ class ChatTemplate:
 
 
 def _before_tag(text: str) -> str:
-    """What stands before the mark; where the template trimmed the mark's space, the message's trailing space goes as well."""
+    """What stands before the mark; where the template trimmed the mark's space, the message's goes as well."""
     place = text.rfind(TAG.strip())
     if place < 0:
-        raise InvalidRequest("The model's chat template drops the last message, so it cannot be continued.", field="continue_last")
+        raise InvalidRequest("The model's chat template drops the last message, so it cannot be continued.",
+                             field="continue_last")
     return text[:place] if text[place:place + len(TAG)] == TAG else text[:place].rstrip()

@@ -24,12 +24,12 @@ SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token"
 
 
 class TextCodec:
-    """``add_bos`` None: as the tokenizer's own post-processor does. ``special_ids`` None: the added tokens marked special."""
+    """``add_bos`` None: as the tokenizer's own post-processor does; ``special_ids`` None: the added tokens so marked."""
 
-    def __init__(self, tokenizer: Tokenizer | ForeignTokenizer, *, template: str | Mapping[str, str] | None = None, bos_id: int | None = None,
-                 eos_ids: Iterable[int] = (), special_ids: Collection[int] | None = None, vocab_size: int | None = None,
-                 add_bos: bool | None = None, variables: Mapping[str, Any] = {}) -> None:
-        """``vocab_size``: real ids, 0 … size - 1 (default: those of the tokenizer); ``variables``: the template's bos_token …"""
+    def __init__(self, tokenizer: Tokenizer | ForeignTokenizer, *, template: str | Mapping[str, str] | None = None,
+                 bos_id: int | None = None, eos_ids: Iterable[int] = (), special_ids: Collection[int] | None = None,
+                 vocab_size: int | None = None, add_bos: bool | None = None, variables: Mapping[str, Any] = {}) -> None:
+        """``vocab_size``: real ids, 0 … size - 1 (None: the tokenizer's); ``variables``: the template's bos_token …"""
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer = tokenizer
@@ -37,6 +37,7 @@ class TextCodec:
         self.add_bos = add_bos
         self.eos_ids = frozenset(eos_ids)
         self.template = ChatTemplate(template, variables) if template else None
+        self.names = dict(variables)
         if special_ids is None:
             special_ids = [id for id, token in tokenizer.get_added_tokens_decoder().items() if token.special]
         self.special_ids = frozenset(special_ids)
@@ -48,6 +49,11 @@ class TextCodec:
         known = self._tokenizer.get_vocab(with_added_tokens=True)
         size = self._size if self._size is not None else max(known.values(), default=-1) + 1
         return Vocab(size, frozenset(id for id in self.eos_ids if 0 <= id < size), fingerprint(known, size))
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The library's own object, for whoever writes this tokenizer into another folder."""
+        return self._tokenizer
 
     # --------------------------------------------------------------------------------------- to ids
     def encode(self, text: str, *, special: bool = True) -> list[int]:
@@ -103,7 +109,7 @@ class TextCodec:
     def from_folder(path: str | Path) -> TextCodec:
         """Raises BrokenFile for damaged files, LoadError where there is no tokenizer.
 
-        Whether a text begins with BOS is for tokenizer.json to say; ``add_bos_token`` beside it is ignored, as in transformers.
+        Whether a text begins with BOS says tokenizer.json; ``add_bos_token`` beside it is ignored, as in transformers.
         """
         folder = Path(path)
         config = read_json(folder / "tokenizer_config.json")
@@ -169,7 +175,8 @@ def _end_ids(folder: Path) -> set[int]:
     config = read_json(folder / "config.json")
     text_config = config.get("text_config")
     found: set[int] = set()
-    for source in (config, text_config if isinstance(text_config, dict) else {}, read_json(folder / "generation_config.json")):
+    inner = text_config if isinstance(text_config, dict) else {}
+    for source in (config, inner, read_json(folder / "generation_config.json")):
         value = source.get("eos_token_id")
         found.update(id for id in (value if isinstance(value, list) else [value]) if isinstance(id, int))
     return found
@@ -184,5 +191,6 @@ def _read_template(folder: Path, config: Mapping[str, Any]) -> str | Mapping[str
         return named
     value = config.get("chat_template") or read_json(folder / "chat_template.json").get("chat_template")
     if isinstance(value, list):
-        return {item["name"]: item["template"] for item in value if isinstance(item, dict) and {"name", "template"} <= set(item)}
+        whole = [item for item in value if isinstance(item, dict) and {"name", "template"} <= set(item)]
+        return {item["name"]: item["template"] for item in whole}
     return value if isinstance(value, (str, dict)) else None
