@@ -1,0 +1,123 @@
+"""AWQ: input channels that matter are scaled up before rounding, and the scale is folded into what produces the input.
+
+After Lin et al. 2023: a search over scales, then over clipping; here both are judged by the Gram matrix of the inputs, which gives
+the exact squared output error without another pass. Rounds of least-squares fitting of the group scales may follow. Knows one
+group of matrices with a common input; nothing of models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from backends.compress.grid import SHRINKS, Grid, fit, groups_of, lay, output_error, refit_scales
+from backends.kernels import QWeight
+
+STEPS = 20                  # exponents tried, 0 … 1
+SEARCH_ROWS = 512           # rows of each matrix that the search looks at, spread evenly
+
+
+@dataclass(frozen=True)
+class AwqSettings:
+    bits: int = 4
+    group: int = 64
+    sym: bool = False
+    mse: bool = True
+    refine: int = 1
+
+
+def search(weights: Sequence[Tensor], gram: Tensor, tie: Tensor | None, settings: AwqSettings) -> Tensor:
+    """Scale [K] of the input channels that makes the output error of ``weights`` [N, K] least; all ones where none helps.
+
+    ``tie`` int64 [K]: channels with the same number must have the same scale (heads that share a value), or None."""
+    sample = torch.cat([_rows(weight) for weight in weights])
+    importance = (gram.diagonal() / max(float(gram.diagonal().max()), 1e-30)).sqrt().clamp_min(1e-4)
+    reach = torch.cat([weight.abs().amax(0, keepdim=True) for weight in weights]).amax(0).clamp_min(1e-5)
+    best, best_scale = None, torch.ones_like(importance)
+    for duo in (False, True):
+        for step in range(STEPS):
+            share = step / STEPS
+            scale = importance.pow(share) / (reach.pow(1 - share) if duo else 1)
+            scale = _tied(_centred(scale), tie)
+            error = _rounding_error(sample, gram, scale, settings)
+            if best is None or error < best:
+                best, best_scale = error, scale
+    return best_scale
+
+
+def quantize(weight: Tensor, gram: Tensor, settings: AwqSettings) -> tuple[QWeight, float]:
+    """A matrix [N, K] that is already scaled, and its squared output error over that of the outputs."""
+    groups = groups_of(weight.shape[1], settings.group, weight.device)
+    grid = (clip(weight, gram, groups, settings) if settings.mse else
+            fit(weight, gram.diagonal(), groups, settings.bits, settings.sym, False)).rounded()
+    codes = grid.codes(weight, groups)
+    best = output_error(weight, grid.values(codes, groups), gram)
+    damped = gram + torch.eye(len(gram), device=gram.device) * gram.diagonal().mean() * 1e-4
+    for _ in range(settings.refine):
+        tried = refit_scales(weight, damped, grid, codes, groups).rounded()
+        for candidate in (codes, tried.codes(weight, groups)):
+            error = output_error(weight, tried.values(candidate, groups), gram)
+            better = error < best
+            best = torch.where(better, error, best)
+            codes = torch.where(better[:, None], candidate, codes)
+            grid = Grid(torch.where(better[:, None], tried.scale, grid.scale), grid.zero, grid.bits)
+    whole = output_error(weight, torch.zeros_like(weight), gram).sum()
+    group = settings.group if settings.group > 0 else weight.shape[1]
+    packed = QWeight(codes.to(torch.uint8), grid.scale.half(), grid.zero.to(torch.uint8), None, settings.bits, group)
+    return packed, float(best.sum() / whole.clamp_min(1e-30))
+
+
+def clip(weight: Tensor, gram: Tensor, groups: Tensor, settings: AwqSettings) -> Grid:
+    """The clipping of every row and group that costs least, judged by the group's own block of the Gram matrix."""
+    scales, zeros = [], []
+    for group in range(int(groups[-1]) + 1):
+        members = torch.nonzero(groups == group)[:, 0]
+        part, block = weight[:, members], gram[members][:, members]
+        low, high = part.amin(1), part.amax(1)
+        scale, zero = lay(low, high, settings.bits, settings.sym)
+        best = _block_error(part, block, scale, zero, settings.bits)
+        for shrink in SHRINKS[1:]:
+            tried = lay(low * shrink, high * shrink, settings.bits, settings.sym)
+            error = _block_error(part, block, *tried, settings.bits)
+            better = error < best
+            best = torch.where(better, error, best)
+            scale, zero = torch.where(better, tried[0], scale), torch.where(better, tried[1], zero)
+        scales.append(scale)
+        zeros.append(zero)
+    return Grid(torch.stack(scales, 1), torch.stack(zeros, 1), settings.bits)
+
+
+def _block_error(part: Tensor, block: Tensor, scale: Tensor, zero: Tensor, bits: int) -> Tensor:
+    one = torch.zeros(part.shape[1], dtype=torch.int64, device=part.device)
+    grid = Grid(scale[:, None], zero[:, None], bits)
+    return output_error(part, grid.values(grid.codes(part, one), one), block)
+
+
+def _rounding_error(sample: Tensor, gram: Tensor, scale: Tensor, settings: AwqSettings) -> float:
+    groups = groups_of(sample.shape[1], settings.group, sample.device)
+    scaled = sample * scale
+    grid = fit(scaled, scale, groups, settings.bits, settings.sym, False)
+    return output_error(sample, grid.values(grid.codes(scaled, groups), groups) / scale, gram).sum().item()
+
+
+def _rows(weight: Tensor) -> Tensor:
+    step = max(-(-len(weight) // SEARCH_ROWS), 1)
+    return weight[::step]
+
+
+def _centred(scale: Tensor) -> Tensor:
+    """Around 1, so that what the scale is folded into keeps its size."""
+    scale = scale.clamp_min(1e-4)
+    return scale / (scale.max() * scale.min()).sqrt()
+
+
+def _tied(scale: Tensor, tie: Tensor | None) -> Tensor:
+    """The geometric mean over channels that must agree."""
+    if tie is None:
+        return scale
+    count = int(tie.max()) + 1
+    logs = torch.zeros(count, device=scale.device).index_add_(0, tie, scale.log())
+    return (logs / torch.bincount(tie, minlength=count)).exp()[tie]
