@@ -39,7 +39,8 @@ def build(studio: Any, settings: Any, store: Any, tasks: Any, doctor: Callable[[
         if api is not None:             # first: a private listener whose function is called "load" would take that name
             api()
         page.browser = {name: gr.BrowserState(first, storage_key=f"gainz-{name}", secret="gainz") for name, first in BROWSER.items()}
-        page.version, timer, page.gate_timer = gr.State(-1), gr.Timer(CALM), gr.Timer(0.6, active=False)
+        page.version = gr.Number(-1, visible="hidden")           # a State's change is not told to listeners that bypass the queue
+        timer, page.gate_timer = gr.Timer(CALM), gr.Timer(0.6, active=False)
         status, banner = _header()
         with gr.Tabs(elem_id="gz-tabs", overflow_behavior="wrap") as page.tabs:
             for tab in scan():

@@ -53,7 +53,7 @@ def _conversation(parts: dict[str, Any]) -> None:
             buttons=["copy"], layout="bubble", placeholder=T("chat_placeholder"), group_consecutive_messages=False,
             reasoning_tags=THINKING, container=False)
         parts["notice"] = Html(visible=False, elem_id="gz-notice")
-        with gr.Row(elem_id="gz-compose"):
+        with gr.Row(elem_id="gz-compose") as parts["compose"]:
             parts["composer"] = gr.Textbox(show_label=False, label=T("message"), placeholder=T("composer"), lines=1, max_lines=8,
                                            elem_id="gz-composer", container=False, autofocus=True)
             parts["send"] = gr.Button(T("send"), variant="primary", elem_id="gz-send")
@@ -72,9 +72,7 @@ def _conversation(parts: dict[str, Any]) -> None:
 def _api(parts: dict[str, Any]) -> None:
     with gr.Accordion(T("api_panel"), open=False, elem_classes="gz-card", elem_id="gz-api-chat"):
         gr.Markdown(T("api_chat_help"))
-        parts["python"] = gr.Code(language="python", label="Python", interactive=False, wrap_lines=True, lines=4,
-                                  elem_id="gz-api-python")
-        parts["curl"] = gr.Code(language="shell", label="curl", interactive=False, wrap_lines=True, lines=4, elem_id="gz-api-curl")
+        parts["api"] = gr.Markdown(elem_id="gz-api-code-chat", latex_delimiters=[])
 
 
 def _settings(parts: dict[str, Any]) -> Form:
@@ -105,7 +103,7 @@ def _wire_asking(page: Page, parts: dict[str, Any], flow: Flow, form: Form) -> N
     """The listeners that generate: no limit here, the engine admits."""
     settings = [parts["model"], parts["system"], parts["overflow"], *form.widgets]
     outputs = [parts[name] for name in ("chat", "chatbot", "composer", "stats", "notice", "send", "stop", "continue", "retry",
-                                        "python", "curl", "system")]
+                                        "api", "system")]
     free = {**PRIVATE, "concurrency_limit": None, "outputs": outputs}
     with_text = [parts["chat"], parts["composer"], *settings]
     gr.on([parts["send"].click, parts["composer"].submit], flow.send, with_text, **free)
@@ -148,16 +146,16 @@ def _wire_models(page: Page, parts: dict[str, Any]) -> None:
         value = chosen if chosen in names else names[-1] if names else None
         choice = gr.Dropdown(choices=names, value=value)
         if names:
-            return choice, shown(""), gr.Row(visible=False), gr.skip(), gr.Chatbot(visible=True), gr.Timer(active=False)
+            return choice, shown(""), gr.Row(visible=False), gr.skip(), gr.Chatbot(visible=True), gr.Row(visible=True), gr.Timer(active=False)
         task, failed = page.startup_task(), page.startup_error()
         entries = sum(entry.ready for entry in page.studio.catalog())
         text = show.gate(words, snapshot, task, failed, entries)
         waiting = bool(snapshot.loading) or (task is not None and task.running)
         return (choice, shown(text), gr.Row(visible=not waiting), gr.Button(visible=failed is not None),
-                gr.Chatbot(visible=False), gr.Timer(active=True))
+                gr.Chatbot(visible=False), gr.Row(visible=False), gr.Timer(active=True))
 
     pace = page.gate_timer
-    outputs = [parts["model"], parts["gate"], parts["gate_actions"], parts["start_again"], parts["chatbot"], pace]
+    outputs = [parts["model"], parts["gate"], parts["gate_actions"], parts["start_again"], parts["chatbot"], parts["compose"], pace]
     quiet = {**PRIVATE, "queue": False}
     page.version.change(look, parts["model"], outputs, **quiet)
     pace.tick(look, parts["model"], outputs, **quiet)

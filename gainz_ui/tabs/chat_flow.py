@@ -18,7 +18,7 @@ from gainz_ui.page import Page
 from gainz_ui.services.answers import Answer
 from gainz_ui.services.chat import Chat, answer_room, archive, fit
 from gainz_ui.tabs import chat_view as show
-from gainz_ui.tabs.snippets import chat_snippets
+from gainz_ui.tabs.snippets import address_of, chat_snippets, snippets
 from gainz_ui.widgets import shown
 
 PERIOD, HEARTBEAT = 0.08, 0.25          # seconds between two updates; after how long without one a sign of life is sent
@@ -49,7 +49,7 @@ class Flow:
         if not (text or "").strip():
             yield gr.skip()
             return
-        async for update in self._ask(language(request), chat.say("user", text.strip()), settings):
+        async for update in self._ask(request, chat.say("user", text.strip()), settings):
             yield update
 
     async def again(self, request: gr.Request, data: Any, *settings: Any) -> AsyncIterator[Update]:
@@ -58,7 +58,7 @@ class Flow:
         if not chat.turns:
             yield gr.skip()
             return
-        async for update in self._ask(language(request), chat, settings):
+        async for update in self._ask(request, chat, settings):
             yield update
 
     async def edit(self, request: gr.Request, event: gr.EditData, data: Any, *settings: Any) -> AsyncIterator[Update]:
@@ -70,7 +70,7 @@ class Flow:
             return
         changed = chat.edit(index, str(event.value))
         if chat.turns[index].role == "user":
-            async for update in self._ask(words, changed, settings):
+            async for update in self._ask(request, changed, settings):
                 yield update
         else:
             yield {self.parts["chat"]: changed.to_json(), self.parts["chatbot"]: show.messages(words, changed)}
@@ -81,10 +81,11 @@ class Flow:
         if not chat.turns or chat.turns[-1].role != "assistant":
             yield gr.skip()
             return
-        async for update in self._ask(language(request), chat, settings, go_on=True):
+        async for update in self._ask(request, chat, settings, go_on=True):
             yield update
 
-    async def _ask(self, words: str, chat: Chat, settings: Any, go_on: bool = False) -> AsyncIterator[Update]:
+    async def _ask(self, request: gr.Request, chat: Chat, settings: Any, go_on: bool = False) -> AsyncIterator[Update]:
+        words = language(request)
         model, system, overflow, *values = settings
         chat = replace(chat, system=system or "")
         prefix = chat.turns[-1].content if go_on else ""
@@ -97,9 +98,9 @@ class Flow:
         kept = asked.chat.cut(len(asked.chat.turns) - 1) if go_on else asked.chat
         asked = replace(asked, chat=kept)
         answer = self.page.answers.begin(chat.id, lambda cancel: self.page.studio.submit(wire, model, cancel), asked)
-        api = dict(zip(("python", "curl"), chat_snippets(wire, model), strict=True))
+        code = snippets(*chat_snippets(wire, model, address_of(request)))
         yield {self.parts["chat"]: asked.chat.to_json(), self.parts["composer"]: "", self.parts["notice"]: _hide(),
-               **{self.parts[name]: code for name, code in api.items()}, **self._running(words, asked, answer)}
+               self.parts["api"]: code, **self._running(words, asked, answer)}
         async for update in self.watch(words, answer):
             yield update
 

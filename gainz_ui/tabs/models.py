@@ -15,7 +15,7 @@ from gainz_ui.i18n import T, explain, language, tr
 from gainz_ui.page import Page, Tab
 from gainz_ui.tabs import models_view as show
 from gainz_ui.tabs.models_add import add_forms
-from gainz_ui.tabs.snippets import call_snippets
+from gainz_ui.tabs.snippets import address_of, call_snippets, snippets
 from gainz_ui.widgets import Html, shown
 
 PRIVATE = {"api_visibility": "private", "show_progress": "hidden"}
@@ -38,8 +38,7 @@ def build(page: Page) -> None:
     parts |= add
     with gr.Accordion(T("api_panel"), open=False, elem_classes="gz-card", elem_id="gz-api-models"):
         gr.Markdown(T("api_models_help"))
-        parts["python"] = gr.Code(language="python", label="Python", interactive=False, wrap_lines=True, lines=4)
-        parts["curl"] = gr.Code(language="shell", label="curl", interactive=False, wrap_lines=True, lines=4)
+        parts["api"] = gr.Markdown(elem_id="gz-api-code-models", latex_delimiters=[])
     Models(page, parts, forms).wire()
 
 
@@ -85,10 +84,10 @@ class Models:
         gr.on([w.change for w in widgets], self.estimate, [p["catalog"], *widgets], [p["memory"], p["load"], p["largest"]],
               trigger_mode="always_last", **quiet)
         p["largest"].click(self.largest, [p["catalog"], *widgets], self._contexts(), **quiet)
-        running = [p["work"], p["cancel"], p["load"], p["notice"], p["python"], p["curl"], page.version]
+        running = [p["work"], p["cancel"], p["load"], p["notice"], p["api"], page.version]
         p["load"].click(self.load, [p["catalog"], *widgets], running, concurrency_limit=None, **PRIVATE)
         p["cancel"].click(self.cancel, None, None, **quiet)
-        p["unload"].click(self.unload, p["catalog"], [p["notice"], p["python"], p["curl"], page.version], **PRIVATE)
+        p["unload"].click(self.unload, p["catalog"], [p["notice"], p["api"], page.version], **PRIVATE)
         for button, start, inputs in p["add"]:
             gr.on([button.click], _bound(self.bring, start), inputs, running, concurrency_limit=None, **PRIVATE)
         page.on_load(self.watch_all, None, running, concurrency_limit=None)
@@ -169,9 +168,9 @@ class Models:
         except GainzError as error:
             yield {p["notice"]: shown(_error(words, error))}
             return
-        python, curl = call_snippets("load", {"name": name, "options": options})
         task = self.page.tasks.start("load", name, lambda report, cancel: self.studio.load(name, options, report, cancel))
-        yield {p["python"]: python, p["curl"]: curl, p["notice"]: shown("")}
+        code = snippets(*call_snippets("load", {"name": name, "options": options}, address_of(request)))
+        yield {p["api"]: code, p["notice"]: shown("")}
         async for update in self._watch(words, task):
             yield update
 
@@ -218,13 +217,13 @@ class Models:
 
     def unload(self, request: gr.Request, name: str):
         words = language(request)
-        python, curl = call_snippets("unload", {"name": name})
+        code = snippets(*call_snippets("unload", {"name": name}, address_of(request)))
         try:
             self.studio.unload(name)
             notice = html.notice("good", tr(words, "unloaded", name=name))
         except GainzError as error:
             notice = _error(words, error)
-        return shown(notice), python, curl, self.studio.changed.version
+        return shown(notice), code, self.studio.changed.version
 
 
 def _chosen(entries: list[Any], chosen: str | None) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from dataclasses import fields
 from typing import Any
@@ -10,6 +11,20 @@ from typing import Any
 from backends.base import Request, Sampling
 
 ADDRESS = "http://127.0.0.1:7860"
+
+
+def address_of(request: Any) -> str:
+    """Where this page was fetched from. ``request``: a gr.Request."""
+    headers = getattr(request, "headers", None) or {}
+    host = headers.get("host")
+    scheme = headers.get("x-forwarded-proto", "http")
+    return f"{scheme}://{host}" if host else ADDRESS
+
+
+def snippets(python: str, curl: str) -> str:
+    """Both as Markdown; the fences are longer than any inside."""
+    fence = "`" * max(3, *(len(run) + 1 for run in re.findall("`+", python + curl) or [""]))
+    return f"Python\n\n{fence}python\n{python.rstrip()}\n{fence}\n\ncurl\n\n{fence}bash\n{curl.rstrip()}\n{fence}"
 
 
 def changed(sampling: Sampling) -> dict[str, Any]:

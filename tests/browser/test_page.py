@@ -53,7 +53,11 @@ def test_the_first_run_shows_the_fetch_then_the_chat(stage, visit):
     expect(gate).to_contain_text("Fetching the starter model")
     expect(gate).to_contain_text("Fetching 43 MB of 98 MB")
     expect(gate.get_by_role("progressbar")).to_have_attribute("aria-valuenow", "44")
+    tab(page, "Models")
+    expect(page.locator("#gz-catalog label").first).not_to_contain_text("loaded")
     go_on.append(True)
+    expect(page.locator("#gz-catalog label").first).to_contain_text("loaded")
+    tab(page, "Chat")
     expect(page.locator("#gz-chatbot")).to_be_visible()
     expect(gate).to_be_hidden()
     expect(page.locator("#gz-status")).to_contain_text("starter")
@@ -90,9 +94,10 @@ def test_chat_with_its_figures_and_its_code(stage, visit):
         expect(stats).to_contain_text(text)
     expect(stats.locator(".gz-tile").nth(2)).to_contain_text("40")
     page.locator("#gz-api-chat button").first.click()
-    expect(page.locator("#gz-api-python")).to_contain_text("gradio_client")
-    expect(page.locator("#gz-api-python")).to_contain_text("How fast is light?")
-    expect(page.locator("#gz-api-curl")).to_contain_text("/generate")
+    code = page.locator("#gz-api-code-chat")
+    expect(code.locator("pre")).to_have_count(2)
+    for text in ("gradio_client", "How fast is light?", f"curl {stage.url}generate"):
+        expect(code).to_contain_text(text)
     request = stage.studio.requests[-1][1]
     assert (request.sampling.temperature, request.sampling.top_k, request.sampling.max_tokens) == (0.7, 40, 1024)
 
