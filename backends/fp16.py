@@ -24,7 +24,8 @@ def claims(model: ModelDir) -> Claim | None:
         return None
     stored = str(model.config.get("dtype") or model.config.get("torch_dtype") or "").removeprefix("torch.")
     if any(model.ending(".safetensors")):
-        return Claim(50, "config.json and safetensors without quantization", f"safetensors {stored}".strip(), BITS.get(stored))
+        kind = f"safetensors {stored}".strip()
+        return Claim(50, "config.json and safetensors without quantization", kind, BITS.get(stored))
     pickles = [name for ending in PICKLES for name in model.ending(ending)]
     if pickles:
         return Claim(10, f"weights only as pickles ({pickles[0]}): refused at load", "pickle", BITS.get(stored))
@@ -36,7 +37,9 @@ def load(model: ModelDir, options: Fp16Options, progress: ProgressFn, cancel: Ca
     from backends.engine.text import TextCodec
     from backends.engine.weights import SafetensorsSource
     source = SafetensorsSource(model)
-    return assemble(model, "fp16", claims(model).format, source, TextCodec.from_folder(model.folder), options, progress, cancel)
+    text = TextCodec.from_folder(model.folder)
+    return assemble(model, "fp16", claims(model).format, source, text, options, progress, cancel)
 
 
-BACKEND = Backend("fp16", "FP16 / BF16 / FP32 (safetensors)", ("torch", "safetensors", "tokenizers"), Fp16Options, claims, load, order=10)
+BACKEND = Backend("fp16", "FP16 / BF16 / FP32 (safetensors)",
+                  ("torch", "safetensors", "tokenizers"), Fp16Options, claims, load, order=10)

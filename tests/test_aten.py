@@ -27,7 +27,8 @@ def aten(dtype: torch.dtype = torch.float32) -> AtenOps:
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("zero", [True, False])
-@pytest.mark.parametrize(("bits", "group", "perm"), [(4, 32, False), (4, 64, True), (4, 128, False), (3, 32, False), (2, 64, False)])
+@pytest.mark.parametrize(("bits", "group", "perm"), [
+    (4, 32, False), (4, 64, True), (4, 128, False), (3, 32, False), (2, 64, False)])
 def test_int4_product(bits: int, group: int, perm: bool, zero: bool, dtype: torch.dtype) -> None:
     torch.manual_seed(bits)
     weight, bias, x = qweight(80, 256, bits, group, zero=zero, perm=perm), torch.randn(80), torch.randn(9, 256)
@@ -38,7 +39,8 @@ def test_int4_product(bits: int, group: int, perm: bool, zero: bool, dtype: torc
     assert bool(ops.notes) == (bits < 4)
 
 
-@pytest.mark.parametrize(("bits", "group", "n", "word"), [(8, 32, 48, "8-bit"), (4, 16, 48, "groups of 16"), (4, 32, 40, "rows")])
+@pytest.mark.parametrize(("bits", "group", "n", "word"), [
+    (8, 32, 48, "8-bit"), (4, 16, 48, "groups of 16"), (4, 32, 40, "rows")])
 def test_what_it_cannot_multiply_is_unpacked_and_said(bits: int, group: int, n: int, word: str) -> None:
     weight, x, ops = qweight(n, 64, bits, group, zero=True, perm=True), torch.randn(3, 64), aten()
     packed = ops.pack(weight)
@@ -76,7 +78,8 @@ def test_half_precision_cache_and_rows() -> None:
     spec = spec_of()
     rows = torch.randn(40, (spec.heads + 2 * KV_HEADS) * WIDTH)
     got = ops.attend(rows.bfloat16(), spec, layer, batch_of([(0, 40)]))
-    wanted = RefOps().attend(rows, spec, PagedKV((LayerKV(KV_HEADS, WIDTH, WIDTH),), 64, "float32").layers[0], batch_of([(0, 40)]))
+    exact = PagedKV((LayerKV(KV_HEADS, WIDTH, WIDTH),), 64, "float32").layers[0]
+    wanted = RefOps().attend(rows, spec, exact, batch_of([(0, 40)]))
     assert got.dtype == torch.bfloat16 and error(got, wanted) < 1e-2
 
 

@@ -36,7 +36,8 @@ def test_take_is_all_or_nothing() -> None:
     assert pool.take(1) is None and pool.take(0) == []
 
 
-@pytest.mark.parametrize(("length", "reused"), [(1, 0), (SIZE - 1, 0), (SIZE, 0), (SIZE + 1, 1), (2 * SIZE, 1), (2 * SIZE + 1, 2)])
+@pytest.mark.parametrize(("length", "reused"), [
+    (1, 0), (SIZE - 1, 0), (SIZE, 0), (SIZE + 1, 1), (2 * SIZE, 1), (2 * SIZE + 1, 2)])
 def test_a_full_hit_leaves_a_token_to_run(length: int, reused: int) -> None:
     """KV-02: the reused prefix is whole pages, and shorter than the prompt."""
     pool = PagePool(16, SIZE)

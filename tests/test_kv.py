@@ -43,7 +43,8 @@ class Recorder:
 
 
 def decoder(pages: int = 64, *, context: int = 64 * PAGE, prefixes: bool = True, kind: str = "float32") -> PagedDecoder:
-    return PagedDecoder(Recorder(), PagedKV(Recorder.layers, pages, kind), Vocab(Recorder.hidden, frozenset(), "x"), context, prefixes=prefixes)
+    vocab = Vocab(Recorder.hidden, frozenset(), "x")
+    return PagedDecoder(Recorder(), PagedKV(Recorder.layers, pages, kind), vocab, context, prefixes=prefixes)
 
 
 def feed(d: PagedDecoder, slot, tokens: list[int]) -> list[int]:
@@ -150,7 +151,8 @@ def test_rows_wanted() -> None:
     for slot in (a, b, c):
         d.reserve(slot, 3)
     got = d.extend([Step(a, [1, 2, 3], 0), Step(b, [4, 5, 6], 2), Step(c, [7, 8, 9], 3)])
-    assert [x.shape[0] for x in got] == [0, 2, 3] and got[1][0, :3].tolist() == [4, 5, -1] and got[2][0, :2].tolist() == [7, -1]
+    assert [x.shape[0] for x in got] == [0, 2, 3]
+    assert got[1][0, :3].tolist() == [4, 5, -1] and got[2][0, :2].tolist() == [7, -1]
     assert d.extend([Step(a, [4], 0)])[0].shape == (0, d.vocab.size)
 
 

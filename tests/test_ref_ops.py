@@ -28,13 +28,15 @@ def by_hand(w: QWeight) -> Tensor:
     out = torch.zeros(n, k)
     for column in range(k):
         code, group = w.codes[:, column].float(), column // w.group
-        value = code * w.scale[:, group] + w.bias[:, group] if w.zero is None else (code - w.zero[:, group].float()) * w.scale[:, group]
+        scale = w.scale[:, group]
+        value = code * scale + w.bias[:, group] if w.zero is None else (code - w.zero[:, group].float()) * scale
         out[:, column if w.perm is None else int(w.perm[column])] = value
     return out
 
 
 @pytest.mark.parametrize("zero", [True, False])
-@pytest.mark.parametrize(("bits", "group", "k"), [(2, 16, 64), (3, 32, 96), (4, 32, 96), (4, 64, 96), (4, 1024, 208), (5, 32, 64), (8, 32, 65)])
+@pytest.mark.parametrize(("bits", "group", "k"), [
+    (2, 16, 64), (3, 32, 96), (4, 32, 96), (4, 64, 96), (4, 1024, 208), (5, 32, 64), (8, 32, 65)])
 def test_packed_product(bits: int, group: int, k: int, zero: bool) -> None:
     torch.manual_seed(bits + k)
     weight, bias, x = qweight(48, k, bits, group, zero=zero), torch.randn(48), torch.randn(5, k)
@@ -84,7 +86,7 @@ def test_norms_glu_and_caps() -> None:
 
 # ---------------------------------------------------------------------------------------------- attention
 def batch_of(sequences: list[tuple[int, int]], width: int = WIDTH) -> Batch:
-    """Sequences of (tokens already there, rows now), pages handed out from the top down so that order is nothing to rely on."""
+    """Sequences of (tokens already there, rows now), pages handed out from the top down: order is nothing to rely on."""
     counts = [rows for _, rows in sequences]
     starts = torch.tensor([0, *torch.tensor(counts).cumsum(0).tolist()], dtype=torch.int32)
     lengths = torch.tensor([before + rows for before, rows in sequences], dtype=torch.int32)
@@ -98,7 +100,8 @@ def batch_of(sequences: list[tuple[int, int]], width: int = WIDTH) -> Batch:
     of = torch.repeat_interleave(torch.arange(len(sequences)), torch.tensor(counts))
     slots = pages[of, positions // PAGE].long() * PAGE + positions % PAGE
     angle = positions[None, :, None] * torch.tensor([1.0, .1, .01])
-    return Batch(torch.zeros_like(positions), positions, starts, lengths, pages, slots, positions[:0], angle.cos(), angle.sin())
+    ids, wanted = torch.zeros_like(positions), positions[:0]
+    return Batch(ids, positions, starts, lengths, pages, slots, wanted, angle.cos(), angle.sin())
 
 
 def naive(history: Tensor, spec: AttentionSpec, rope: bool) -> Tensor:
@@ -110,8 +113,8 @@ def naive(history: Tensor, spec: AttentionSpec, rope: bool) -> Tensor:
     q, k = rms(q, spec.q_norm), rms(k, spec.k_norm)
     if rope:
         turn = torch.polar(torch.ones(length, 1, 3), torch.arange(length)[:, None, None] * torch.tensor([1.0, .1, .01]))
-        rot = lambda x: torch.cat([(c := torch.complex(x[..., :3], x[..., 3:6]) * turn).real, c.imag, x[..., 6:]], -1)  # noqa: E731
-        q, k = rot(q), rot(k)
+        q, k = (torch.cat([(c := torch.complex(x[..., :3], x[..., 3:6]) * turn).real, c.imag, x[..., 6:]], -1)
+                for x in (q, k))
     k, v = (x.repeat_interleave(spec.heads // spec.kv_heads, 1) for x in (k, v))
     scores = torch.einsum("qhd,khd->hqk", q, k) * spec.scale
     if spec.softcap:
@@ -125,8 +128,9 @@ def spec_of(**changes) -> AttentionSpec:
     return AttentionSpec(**({"layer": 0, "heads": HEADS, "kv_heads": KV_HEADS, "head_dim": WIDTH, "scale": .3} | changes))
 
 
-VARIANTS = {"plain": {}, "window": {"window": 7}, "wide window": {"window": 40}, "softcap": {"softcap": 1.5}, "no rotation": {"rope": None},
-            "head norms": {"q_norm": torch.rand(WIDTH), "k_norm": torch.rand(WIDTH)}, "one kv head": {"kv_heads": 1},
+VARIANTS = {"plain": {}, "window": {"window": 7}, "wide window": {"window": 40}, "softcap": {"softcap": 1.5},
+            "no rotation": {"rope": None}, "head norms": {"q_norm": torch.rand(WIDTH), "k_norm": torch.rand(WIDTH)},
+            "one kv head": {"kv_heads": 1},
             "as many kv heads": {"kv_heads": HEADS}}
 
 
@@ -201,8 +205,10 @@ def fill(kv: PagedKV, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     store_rows(layer.k, slots, k, layer.k_scale, layer.k_low)
     store_rows(layer.v, slots, v, layer.v_scale, layer.v_low)
     table = torch.arange(3, 3 + -(-k.shape[0] // PAGE))[None]
-    read = lambda pages, scale, low: load_pages(pages, table, scale, low)[0].flatten(1, 2).transpose(0, 1)[:k.shape[0]]  # noqa: E731
-    return read(layer.k, layer.k_scale, layer.k_low), read(layer.v, layer.v_scale, layer.v_low)
+    stored = ((layer.k, layer.k_scale, layer.k_low), (layer.v, layer.v_scale, layer.v_low))
+    read = [load_pages(pages, table, scale, low)[0].flatten(1, 2).transpose(0, 1)[:k.shape[0]]
+            for pages, scale, low in stored]
+    return read[0], read[1]
 
 
 def test_int8_error_is_at_most_half_a_step_with_an_outlier_channel() -> None:

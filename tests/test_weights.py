@@ -20,10 +20,10 @@ from tests import tiny
 FIXTURE = Path(__file__).parent / "fixtures" / "llama-fp16"
 
 
-def folder(path: Path, files: dict[str, dict[str, torch.Tensor]], config: dict | None = None, index: dict | None = None) -> ModelDir:
+def folder(path: Path, files: dict[str, dict[str, torch.Tensor]], index: dict | None = None) -> ModelDir:
     for name, tensors in files.items():
         save_file(tensors, path / name, {"format": "pt"})
-    (path / "config.json").write_text(json.dumps(config or {"model_type": "llama"}))
+    (path / "config.json").write_text(json.dumps({"model_type": "llama"}))
     if index is not None:
         (path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
     return ModelDir.of(path)
@@ -31,8 +31,9 @@ def folder(path: Path, files: dict[str, dict[str, torch.Tensor]], config: dict |
 
 def test_shards_are_found_through_the_index(tmp_path: Path) -> None:
     a, b = torch.randn(2, 3), torch.randn(4).half()
-    source = SafetensorsSource(folder(tmp_path, {"model-1.safetensors": {"model.a.weight": a}, "model-2.safetensors": {"model.a.bias": b}},
-                                      index={"model.a.weight": "model-1.safetensors", "model.a.bias": "model-2.safetensors"}))
+    files = {"model-1.safetensors": {"model.a.weight": a}, "model-2.safetensors": {"model.a.bias": b}}
+    index = {"model.a.weight": "model-1.safetensors", "model.a.bias": "model-2.safetensors"}
+    source = SafetensorsSource(folder(tmp_path, files, index))
     weight, bias = source.linear("model.a")
     assert torch.equal(weight, a) and torch.equal(bias, b) and sorted(source.names()) == ["model.a.bias", "model.a.weight"]
     with pytest.raises(BrokenFile, match="model.b.weight"):
@@ -40,13 +41,15 @@ def test_shards_are_found_through_the_index(tmp_path: Path) -> None:
 
 
 def test_a_missing_shard_is_named(tmp_path: Path) -> None:
-    model = folder(tmp_path, {"model-1.safetensors": {"a": torch.ones(1)}}, index={"a": "model-1.safetensors", "b": "model-2.safetensors"})
+    model = folder(tmp_path, {"model-1.safetensors": {"a": torch.ones(1)}},
+                   index={"a": "model-1.safetensors", "b": "model-2.safetensors"})
     with pytest.raises(BrokenFile, match="model-2.safetensors"):
         SafetensorsSource(model)
 
 
 def test_a_shard_that_lacks_what_the_index_says(tmp_path: Path) -> None:
-    model = folder(tmp_path, {"model-1.safetensors": {"a": torch.ones(1)}}, index={"a": "model-1.safetensors", "b": "model-1.safetensors"})
+    model = folder(tmp_path, {"model-1.safetensors": {"a": torch.ones(1)}},
+                   index={"a": "model-1.safetensors", "b": "model-1.safetensors"})
     with pytest.raises(BrokenFile, match="model-1.safetensors"):
         SafetensorsSource(model)
 
@@ -64,7 +67,8 @@ def test_a_cut_file(tmp_path: Path, share: float) -> None:
         SafetensorsSource(ModelDir.of(tmp_path))
 
 
-@pytest.mark.parametrize("content", [b"\xff" * 64, (1 << 62).to_bytes(8, "little") + b"{}", (2).to_bytes(8, "little") + b"[]",
+@pytest.mark.parametrize("content", [b"\xff" * 64,
+                                     (1 << 62).to_bytes(8, "little") + b"{}", (2).to_bytes(8, "little") + b"[]",
                                      (20).to_bytes(8, "little") + b'{"a": {"dtype":"F32"', (1).to_bytes(8, "little") + b"{",
                                      (8).to_bytes(8, "little") + b'{"a": 1}', b"GGUF" + bytes(60)])
 def test_a_damaged_header(tmp_path: Path, content: bytes) -> None:
@@ -103,7 +107,8 @@ def test_claims() -> None:
     model = ModelDir.of(FIXTURE)
     claim = BACKEND.claims(model)
     assert claim.format == "safetensors float16" and claim.bits == 16
-    quantized = ModelDir(model.name, model.path, model.files, dict(model.config) | {"quantization_config": {"quant_method": "gptq"}})
+    quantized = ModelDir(model.name, model.path, model.files, dict(model.config)
+                         | {"quantization_config": {"quant_method": "gptq"}})
     assert BACKEND.claims(quantized) is None
     assert BACKEND.claims(ModelDir("x", FIXTURE / "model.gguf", ("model.gguf",))) is None
 
@@ -116,7 +121,8 @@ def test_integers_are_no_weights(tmp_path: Path) -> None:
 
 
 def test_the_bare_stack_is_named_like_the_whole_model(tmp_path: Path) -> None:
-    source = SafetensorsSource(folder(tmp_path, {"model.safetensors": {"embed_tokens.weight": torch.ones(2, 2), "norm.weight": torch.ones(2)}}))
+    source = SafetensorsSource(
+        folder(tmp_path, {"model.safetensors": {"embed_tokens.weight": torch.ones(2, 2), "norm.weight": torch.ones(2)}}))
     assert sorted(source.names()) == ["model.embed_tokens.weight", "model.norm.weight"]
 
 
@@ -133,7 +139,8 @@ def build(model: ModelDir):
 
 
 @pytest.mark.parametrize(("change", "tensor"), [({"hidden_size": 64, "head_dim": 16}, "model.embed_tokens.weight"),
-                                                ({"intermediate_size": 96}, "mlp.gate_proj"), ({"vocab_size": 300}, "model.embed_tokens.weight"),
+                                                ({"intermediate_size": 96}, "mlp.gate_proj"),
+                                                ({"vocab_size": 300}, "model.embed_tokens.weight"),
                                                 ({"num_key_value_heads": 4}, "self_attn.k_proj")])
 def test_a_config_that_contradicts_the_weights(tmp_path: Path, change: dict, tensor: str) -> None:
     tiny.write(tmp_path, "llama")

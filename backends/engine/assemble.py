@@ -75,7 +75,8 @@ class _Made:
         return own or f"{self.ops.name} {self.ops.detail}".strip()
 
 
-def _make(model: ModelDir, source: WeightSource, vocab: Vocab, options: LocalOptions, progress: ProgressFn, cancel: Cancel) -> _Made:
+def _make(model: ModelDir, source: WeightSource, vocab: Vocab, options: LocalOptions, progress: ProgressFn,
+          cancel: Cancel) -> _Made:
     ops, passed = kernels.choose(options.kernels, options.device, _dtype(source, options.dtype), options.threads)
     watched = Watched(source, progress, cancel)
     built = archs.build(watched, ops, _quiet, cancel)
@@ -97,19 +98,20 @@ def _generic(model: ModelDir, source: Watched, ops: Ops, vocab: Vocab, options: 
     notes = (why, *passed, *ops.notes, *notes, *built.notes)
     if built.path == "generic":
         return _paged(built, source, ops, vocab, options, built.path, notes)
-    return _Made(built, ops, built.path, built.weights_bytes(), getattr(built, "parameters", source.parameters), trained_context(source.config), "", None,
-                 False, ("logprobs",), notes)
+    return _Made(built, ops, built.path, built.weights_bytes(), getattr(built, "parameters", source.parameters),
+                 trained_context(source.config), "", None, False, ("logprobs",), notes)
 
 
-def _paged(built: archs.Arch, source: Watched, ops: Ops, vocab: Vocab, options: LocalOptions, path: str, notes: tuple[str, ...]) -> _Made:
+def _paged(built: archs.Arch, source: Watched, ops: Ops, vocab: Vocab, options: LocalOptions, path: str,
+           notes: tuple[str, ...]) -> _Made:
     kv_type, trained = _kv_type(options, ops, source), trained_context(source.config)
     room = plan_room(built.layers, kv_type, options.context, trained, options.streams, _free(ops.device))
     decoder = PagedDecoder(built, PagedKV(built.layers, room.pages, kv_type, ops.device), vocab, room.context,
                            device=ops.device, prefixes=options.prefix_cache)
     independent = getattr(built, "row_independent", ops.row_independent)
     capabilities = ("batch", "draft", "logprobs") + (("prefix",) if options.prefix_cache else ())
-    return _Made(decoder, ops, path, built.weights_bytes(), getattr(built, "parameters", source.parameters), trained, kv_type,
-                 bytes_per_token(built.layers, kv_type), independent is None, capabilities, (*notes, *room.notes))
+    return _Made(decoder, ops, path, built.weights_bytes(), getattr(built, "parameters", source.parameters), trained,
+                 kv_type, bytes_per_token(built.layers, kv_type), independent is None, capabilities, (*notes, *room.notes))
 
 
 def _quiet(_: Progress) -> None:
@@ -166,7 +168,8 @@ def _info(model: ModelDir, config: Mapping[str, Any], options: LocalOptions, mad
     return ModelInfo(
         model.name, "", "", architecture, made.path, made.kernels, str(made.ops.device),
         str(made.ops.dtype).removeprefix("torch."), made.weights_bytes * 8 / made.parameters if made.parameters else None,
-        made.parameters or None, made.decoder.context, made.trained, vocab.size, vocab.fingerprint, tuple(sorted(vocab.eos_ids)),
+        made.parameters or None, made.decoder.context, made.trained, vocab.size, vocab.fingerprint,
+        tuple(sorted(vocab.eos_ids)),
         getattr(text, "template", None) is not None, made.kv_type, made.kv_bytes, options.streams, torch.get_num_threads(),
         made.weights_bytes, revision=model.manifest.get("revision"), lossless=made.lossless, capabilities=made.capabilities,
         options=tuple(asdict(options).items()))

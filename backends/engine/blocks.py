@@ -158,4 +158,5 @@ class PagePool:
             parent = None if entry.before is None else self._entries[entry.before]
             assert entry.key[0] == (ROOT if parent is None else parent.serial), "a published page whose parent is gone"
             assert parent is None or page in parent.children, "a parent does not know its child"
-            assert parent is None or not self.references[page] or self.references[entry.before], "a held page over a cached one"
+            dangling = parent is not None and self.references[page] and not self.references[entry.before]
+            assert not dangling, "a held page after one that nobody holds"

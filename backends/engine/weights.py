@@ -87,7 +87,8 @@ def locate(model: ModelDir) -> dict[str, str]:
     if not files:
         pickles = [name for name in model.files if name.lower().endswith(PICKLES)]
         if pickles:
-            raise UnsafeFile("The weights are there only as pickles, which can run code when opened.", files=", ".join(pickles[:4]))
+            raise UnsafeFile("The weights are there only as pickles, which can run code when opened.",
+                             files=", ".join(pickles[:4]))
         raise UnknownFormat("The folder holds no *.safetensors file.", folder=model.folder)
     if INDEX in model.files:
         return _indexed(model)
@@ -96,7 +97,8 @@ def locate(model: ModelDir) -> dict[str, str]:
     for file in chosen:
         for name in _open(model.folder / file).keys():
             if name in where:
-                raise BrokenFile(f"{name} is in two files, and no index says which one counts.", first=where[name], second=file)
+                raise BrokenFile(f"{name} is in two files, and no index says which one counts.",
+                                 first=where[name], second=file)
             where[name] = file
     return where
 
@@ -107,11 +109,13 @@ def _indexed(model: ModelDir) -> dict[str, str]:
         raise BrokenFile(f"{INDEX} has no weight_map.", file=INDEX)
     missing = sorted(set(table.values()) - set(model.files))
     if missing:
-        raise BrokenFile(f"{len(missing)} of {len(set(table.values()))} shards are missing.", missing=", ".join(missing[:8]), index=INDEX)
+        raise BrokenFile(f"{len(missing)} of {len(set(table.values()))} shards are missing.",
+                         missing=", ".join(missing[:8]), index=INDEX)
     for file in sorted(set(table.values())):
         absent = {name for name, where in table.items() if where == file} - set(_open(model.folder / file).keys())
         if absent:
-            raise BrokenFile(f"{file} lacks tensors that {INDEX} places there.", file=file, tensors=", ".join(sorted(absent)[:4]))
+            raise BrokenFile(f"{file} lacks tensors that {INDEX} places there.",
+                             file=file, tensors=", ".join(sorted(absent)[:4]))
     return dict(table)
 
 
@@ -121,14 +125,17 @@ def _open(path: Path) -> Any:
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > size - 8:
-            raise BrokenFile(f"{path.name} is cut: its header is longer than the file.", file=path.name, bytes=size, header=length)
+            raise BrokenFile(f"{path.name} is cut: its header is longer than the file.",
+                             file=path.name, bytes=size, header=length)
         try:
             header = json.loads(file.read(length))
-            end = 8 + length + max((entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"), default=0)
+            ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+            end = 8 + length + max(ends, default=0)
         except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
             raise BrokenFile(f"{path.name} has no readable header.", file=path.name, reason=error) from error
     if end != size:
-        raise BrokenFile(f"{path.name} has {size} bytes where its header describes {end}.", file=path.name, bytes=size, expected=end)
+        raise BrokenFile(f"{path.name} has {size} bytes where its header describes {end}.",
+                         file=path.name, bytes=size, expected=end)
     try:
         return safe_open(str(path), framework="pt")
     except SafetensorError as error:

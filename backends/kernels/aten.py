@@ -28,7 +28,8 @@ class Int4:
         self.group, self.perm, self.table = weight.group, weight.perm, table
         self.codes = torch._convert_weight_to_int4pack_for_cpu(weight.codes.to(torch.int32), 1)
         scale = weight.scale.to(torch.float32)
-        shift = (8 - weight.zero.to(torch.float32)) * scale if weight.bias is None else weight.bias.to(torch.float32) + 8 * scale
+        offset = -weight.zero.to(torch.float32) * scale if weight.bias is None else weight.bias.to(torch.float32)
+        shift = offset + 8 * scale
         self.scales = torch.stack((scale.t(), shift.t()), dim=-1).to(dtype).contiguous()      # [G, N, 2]
         self.bias = None if bias is None else bias.to(dtype)
         self.nbytes = sum(t.nbytes for t in (self.codes, self.scales, self.bias, self.perm) if t is not None)
@@ -40,7 +41,7 @@ class Int4:
         return out if self.bias is None else out.add_(self.bias)
 
     def dequantize(self, rows: Tensor) -> Tensor:
-        """float32 rows, in stored column order. Without a ``table`` it is the product with the unit matrix: exact, and slow."""
+        """float32 rows, in stored column order; without a ``table`` by multiplying the unit matrix: exact, slow."""
         if self.table is not None:
             return self.table.dequantize(rows)
         unit = torch.eye(self.columns, dtype=self.scales.dtype)

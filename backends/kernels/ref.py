@@ -218,7 +218,7 @@ def place(qkv: Tensor, spec: AttentionSpec, kv: KVLayer, batch: Batch) -> Tensor
 
 
 def attend_pages(q: Tensor, spec: AttentionSpec, kv: KVLayer, batch: Batch) -> Tensor:
-    """float32 [R, heads, value_width]: causal attention of q [R, heads, D] over the pages, which hold the rows themselves."""
+    """float32 [R, heads, value_width]: causal attention of q [R, heads, D] over the pages; they hold the rows themselves."""
     out = q.new_empty(*q.shape[:2], kv.v.shape[-1])
     for rows, table, positions in _items(batch, kv):
         out[rows[rows >= 0]] = _attend(q[rows.clamp_min(0)], table, positions, kv, spec)[rows >= 0]
@@ -231,7 +231,8 @@ def _items(batch: Batch, kv: KVLayer) -> Iterator[tuple[Tensor, Tensor, Tensor]]
     Yields rows [I, TILE] (-1: padding), their page tables [I, P] and positions [I, TILE].
     """
     starts, lengths = batch.starts.tolist(), batch.lengths.tolist()
-    tiles = [(s, top, min(top + TILE, starts[s + 1])) for s in range(len(lengths)) for top in range(starts[s], starts[s + 1], TILE)]
+    tiles = [(s, top, min(top + TILE, starts[s + 1])) for s in range(len(lengths))
+              for top in range(starts[s], starts[s + 1], TILE)]
     _, heads, size, width = kv.k.shape
     unit = BLOCK // size
     pages = -(-max(lengths, default=1) // BLOCK) * unit
@@ -239,7 +240,8 @@ def _items(batch: Batch, kv: KVLayer) -> Iterator[tuple[Tensor, Tensor, Tensor]]
     at_once = max(1, WORKSPACE // (pages * size * heads * max(width, TILE)))
     for first in range(0, len(tiles), at_once):
         group = tiles[first:first + at_once]
-        rows = torch.tensor([list(range(top, end)) + [-1] * (TILE - end + top) for _, top, end in group], device=table.device)
+        padded = [list(range(top, end)) + [-1] * (TILE - end + top) for _, top, end in group]
+        rows = torch.tensor(padded, device=table.device)
         positions = torch.where(rows >= 0, batch.positions[rows.clamp_min(0)], 0)
         yield rows, table[[s for s, _, _ in group]], positions
 
@@ -257,13 +259,15 @@ def _attend(q: Tensor, table: Tensor, positions: Tensor, kv: KVLayer, spec: Atte
     unused = ~seen.any(1).view(items, 1, blocks, BLOCK, 1)          # garbage there must not reach a sum, not even times 0
     v = v.masked_fill(unused, 0.0)
     seen = seen.view(items, 1, 1, TILE, blocks, BLOCK).transpose(3, 4)                      # [I, 1, 1, blocks, TILE, BLOCK]
-    q = q.view(items, TILE, spec.kv_heads, repeat, -1).permute(0, 2, 3, 1, 4).reshape(items, spec.kv_heads, 1, repeat * TILE, -1)
+    q = q.view(items, TILE, spec.kv_heads, repeat, -1).permute(0, 2, 3, 1, 4)
+    q = q.reshape(items, spec.kv_heads, 1, repeat * TILE, -1)
     scores = (q.expand(-1, -1, blocks, -1, -1) @ k.transpose(-1, -2)) * spec.scale
     if spec.softcap is not None:
         scores = spec.softcap * torch.tanh(scores / spec.softcap)
     scores = scores.view(items, spec.kv_heads, blocks, repeat, TILE, BLOCK).masked_fill_(~seen.transpose(2, 3), -torch.inf)
     weight = torch.exp(scores - scores.amax((2, 5), keepdim=True))
-    total = weight.sum(-1, keepdim=True).cumsum(2)[:, :, -1]                               # in order: later zeros change nothing
+    total = weight.sum(-1, keepdim=True).cumsum(2)[:, :, -1]
+    # Sums over blocks are taken in order, so that the zeros of blocks further on change nothing.
     mixed = (weight.view(items, spec.kv_heads, blocks, repeat * TILE, BLOCK) @ v).cumsum(2)[:, :, -1]
     mixed = mixed.view(items, spec.kv_heads, repeat, TILE, -1) / total
     return mixed.permute(0, 3, 1, 2, 4).reshape(items, TILE, spec.heads, -1)

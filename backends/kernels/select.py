@@ -48,7 +48,8 @@ def _make(name: str, device: torch.device, dtype: str, threads: int) -> Ops:
         default = torch.float32 if name == "ref" else torch.bfloat16
         return module.make(DTYPES.get(dtype, default), device)
     if name not in ("cpu", "triton"):
-        raise InvalidRequest(f"There are no kernels named {name!r}.", field="kernels", remedy="Use auto, ref, aten, cpu or triton.")
+        raise InvalidRequest(f"There are no kernels named {name!r}.",
+                             field="kernels", remedy="Use auto, ref, aten, cpu or triton.")
     wanted = "cpu" if name == "cpu" else "cuda"
     if device.type != wanted:
         raise InvalidRequest(f"The {name} kernels run on {wanted}, not on {device.type}.", field="kernels")
@@ -63,7 +64,8 @@ def _make(name: str, device: torch.device, dtype: str, threads: int) -> Ops:
 # ---------------------------------------------------------------------------------------------- device and threads
 def pick_device(name: str) -> torch.device:
     """"auto" is the first accelerator that answers, else the CPU. Raises MissingRequirement for one that does not."""
-    there = {"cuda": torch.cuda.is_available, "mps": torch.backends.mps.is_available, "xpu": torch.xpu.is_available, "cpu": lambda: True}
+    there = {"cuda": torch.cuda.is_available, "mps": torch.backends.mps.is_available,
+             "xpu": torch.xpu.is_available, "cpu": lambda: True}
     if name == "auto":
         return torch.device(next(kind for kind, answers in there.items() if answers()))
     if name not in there:

@@ -44,8 +44,8 @@ def gemma3(config: Mapping[str, Any]) -> Plan:
     kinds = ["sliding_attention" if (layer + 1) % pattern else "full_attention" for layer in range(layers)]
     spans = windows(config, layers, kinds, config.get("sliding_window", 4096))
     ropes = tuple(checked_rope(rule, base["head_dim"]) for rule in _two_rules(config))
-    return Plan(**base, ropes=ropes, rope_of=tuple(0 if span is None else 1 for span in spans), windows=spans, post_norms=True,
-                scale=config.get("query_pre_attn_scalar", 256) ** -0.5, qk_norm=True,
+    return Plan(**base, ropes=ropes, rope_of=tuple(0 if span is None else 1 for span in spans), windows=spans,
+                post_norms=True, scale=config.get("query_pre_attn_scalar", 256) ** -0.5, qk_norm=True,
                 attention_softcap=config.get("attn_logit_softcapping"), logit_softcap=config.get("final_logit_softcapping"))
 
 

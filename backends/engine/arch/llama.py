@@ -36,8 +36,9 @@ def smollm3(config: Mapping[str, Any]) -> Plan:
     rotated = config.get("no_rope_layers") or [int((layer + 1) % interval != 0) for layer in range(layers)]
     width = config.get("sliding_window") if config.get("use_sliding_window") else None
     kinds = ["full_attention" if has or width is None else "sliding_attention" for has in rotated]
-    return Plan(**base, ropes=(one_rope(config, base["head_dim"], 2e6),), rope_of=tuple(0 if has else None for has in rotated),
-                windows=windows(config, layers, kinds, width), scale=base["head_dim"] ** -0.5, biases=biases(config))
+    return Plan(**base, ropes=(one_rope(config, base["head_dim"], 2e6),),
+                rope_of=tuple(0 if has else None for has in rotated), windows=windows(config, layers, kinds, width),
+                scale=base["head_dim"] ** -0.5, biases=biases(config))
 
 
 FAMILIES = {"llama": llama, "mistral": mistral, "smollm3": smollm3}

@@ -54,7 +54,8 @@ def rope(rule: Mapping[str, Any], head_dim: int, partial: float = 1.0) -> Rope |
     if rule["rope_type"] not in RULES:
         return None
     width = int(head_dim * (rule.get("partial_rotary_factor") or partial))
-    rest = tuple(sorted((key, value) for key, value in rule.items() if isinstance(value, (int, float)) and value is not None))
+    rest = tuple(sorted((key, value) for key, value in rule.items()
+                 if isinstance(value, (int, float)) and value is not None))
     return Rope(width, float(rule["rope_theta"]), rule["rope_type"], rest)
 
 

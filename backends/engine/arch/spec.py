@@ -49,8 +49,8 @@ def need(config: Mapping[str, Any], key: str) -> Any:
     return config[key]
 
 
-def common(config: Mapping[str, Any], *, head_dim: int | None = None, kv_heads: int | None = None, act_key: str = "hidden_act",
-           act: str = "silu", eps: float = 1e-6, tied: bool = False) -> dict[str, Any]:
+def common(config: Mapping[str, Any], *, head_dim: int | None = None, kv_heads: int | None = None,
+           act_key: str = "hidden_act", act: str = "silu", eps: float = 1e-6, tied: bool = False) -> dict[str, Any]:
     """The fields that every family reads alike; keyword arguments are the family's defaults for absent keys."""
     heads, hidden = need(config, "num_attention_heads"), need(config, "hidden_size")
     name = config.get(act_key) or config.get("hidden_act") or act
