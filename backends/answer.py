@@ -1,4 +1,4 @@
-"""Answers that come over the pipe: an iterator of events that always ends as `Event` promises, whatever happens to the engine.
+"""Answers over the pipe: an iterator of events that always ends as `Event` promises, whatever becomes of the engine.
 
 Closing it, or letting it go, cancels at once. Nothing here imports torch.
 """

@@ -61,7 +61,7 @@ def weights_bytes(facts: ModelFacts, dtype: str) -> int:
 
 
 def _packed(kind: Stored) -> int:
-    """Codes below 16 take a nibble, others a byte. Scales: a bit or two a weight where the file packs its own more tightly."""
+    """Codes below 16 take a nibble, others a byte. Scales: a bit or two a weight where the file packs tighter."""
     bits = 8 * kind.bytes / kind.elements if kind.elements else 0.0
     room = 6.0 if bits < 4 else 9.0 if 5.05 < bits < 8 else 0.0
     return max(kind.bytes, int(kind.elements * room / 8))

@@ -19,8 +19,8 @@ from backends.gguf import find
 from backends.gguf_file import GgufFile, read_model
 
 MAX_HEADER = 100 << 20                  # bytes; the format's own limit
-WIDTHS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1, "U16": 2, "U32": 4,
-          "U64": 8, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1}
+WIDTHS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1, "U16": 2,
+          "U32": 4, "U64": 8, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1}
 FLOATS = {"F64", "F32", "F16", "BF16"}
 NAMES = {  # the same size under the names that families gave it
     "layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
@@ -92,7 +92,8 @@ def safetensors_header(path: Path) -> dict[str, tuple[str, tuple[int, ...], int]
     try:
         entries = {name: _entry(item, size - 8 - length) for name, item in json.loads(raw).items() if name != "__metadata__"}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise BrokenFile(f"The header of {path.name} is damaged, or the file is cut.", file=path.name, reason=error) from error
+        raise BrokenFile(f"The header of {path.name} is damaged, or the file is cut.", file=path.name,
+                         reason=error) from error
     return entries
 
 
@@ -108,7 +109,7 @@ def _entry(item: Mapping[str, Any], room: int) -> tuple[str, tuple[int, ...], in
 
 
 def weight_files(model: ModelDir) -> list[str]:
-    """The safetensors files that make the model: those of its index, else those that are there. BrokenFile: one is missing."""
+    """The safetensors files of the model: those of its index, else those that are there. BrokenFile: one is missing."""
     index = read_json(model.folder / "model.safetensors.index.json").get("weight_map")
     if not isinstance(index, Mapping):
         here = [name for name in model.ending(".safetensors") if "/" not in name]
@@ -122,7 +123,8 @@ def weight_files(model: ModelDir) -> list[str]:
 
 def _from_folder(model: ModelDir, disk: int) -> ModelFacts:
     quantization = _quantization(model)
-    tensors = [(name, *entry) for file in weight_files(model) for name, entry in safetensors_header(model.folder / file).items()]
+    tensors = [(name, *entry) for file in weight_files(model)
+               for name, entry in safetensors_header(model.folder / file).items()]
     bits = quantization.get("bits", quantization.get("w_bit", 4))
     stored = _gather(_kinds(tensors, bits if isinstance(bits, int) and bits > 0 else 4))
     outer = model.config
@@ -132,7 +134,8 @@ def _from_folder(model: ModelDir, disk: int) -> ModelFacts:
     size["kv_heads"] = size["kv_heads"] or (1 if config.get("multi_query") else size["heads"])
     return ModelFacts(
         model.name, "safetensors", next(iter(outer.get("architectures") or ()), ""), str(outer.get("model_type", "")),
-        _layers(config, size), size["hidden"], size["heads"], size["kv_heads"], size["head_dim"], size["inner"], size["vocab"],
+        _layers(config, size), size["hidden"], size["heads"], size["kv_heads"], size["head_dim"], size["inner"],
+        size["vocab"],
         sum(kind.elements for kind in stored), _bits(stored), size["context"], _words(quantization), stored, disk)
 
 
@@ -161,7 +164,8 @@ def _words(quantization: Mapping[str, Any]) -> str:
 
 
 def _first(config: Mapping[str, Any], names: Iterable[str]) -> int:
-    return next((config[name] for name in names if isinstance(config.get(name), int) and not isinstance(config[name], bool)), 0)
+    whole = (config[name] for name in names if isinstance(config.get(name), int) and not isinstance(config[name], bool))
+    return next(whole, 0)
 
 
 def _layers(config: Mapping[str, Any], size: Mapping[str, int]) -> tuple[LayerKV, ...]:
@@ -173,22 +177,24 @@ def _layers(config: Mapping[str, Any], size: Mapping[str, int]) -> tuple[LayerKV
     if not isinstance(window, int) or config.get("use_sliding_window") is False:
         window = None
     types = config.get("layer_types") or ()
-    return tuple(LayerKV(heads, key, value, window if not types or types[min(i, len(types) - 1)] == "sliding_attention" else None)
-                 for i in range(size["layers"]))
+    sliding = [not types or types[min(i, len(types) - 1)] == "sliding_attention" for i in range(size["layers"])]
+    return tuple(LayerKV(heads, key, value, window if slides else None) for slides in sliding)
 
 
 # ---------------------------------------------------------------------------------------------- GGUF
 def _from_gguf(model: ModelDir, file: GgufFile, disk: int) -> ModelFacts:
     stored = _gather(Stored(t.type, t.elements, t.bytes, t.type in FLOATS) for t in file.tensors.values())
-    count, hidden, heads = _whole(file, "block_count"), _whole(file, "embedding_length"), _whole(file, "attention.head_count")
+    count, hidden = _whole(file, "block_count"), _whole(file, "embedding_length")
+    heads = _whole(file, "attention.head_count")
     per_layer = file.get("attention.head_count_kv") or heads
     kv = [per_layer] * count if isinstance(per_layer, int) else [int(n) for n in per_layer][:count]
     key = _whole(file, "attention.key_length") or hidden // max(1, heads)
     value, window = _whole(file, "attention.value_length") or key, _whole(file, "attention.sliding_window") or None
     embedding = file.tensors.get("token_embd.weight")
     return ModelFacts(
-        model.name, "GGUF", file.architecture, file.architecture, tuple(LayerKV(n, key, value, window) for n in kv), hidden, heads,
-        max(kv, default=0), key, _whole(file, "feed_forward_length"), embedding.shape[0] if embedding else 0, file.parameters(),
+        model.name, "GGUF", file.architecture, file.architecture, tuple(LayerKV(n, key, value, window) for n in kv), hidden,
+        heads, max(kv, default=0), key, _whole(file, "feed_forward_length"), embedding.shape[0] if embedding else 0,
+        file.parameters(),
         file.bits(), _whole(file, "context_length"), file.weight_type(), stored, disk)
 
 

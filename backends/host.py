@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -17,12 +17,12 @@ from typing import Any
 
 import psutil
 
-from backends.answer import Answer, Reviving
+from backends.answer import Answer
 from backends.base import (
-    Cancel, EngineStopping, Event, GainzError, InvalidRequest, Message, Model, ModelInfo, ModelNotLoaded, Progress,
-    ProgressFn, Request)
+    Cancel, EngineStopping, GainzError, InvalidRequest, Model, ModelInfo, ModelNotLoaded, Progress, ProgressFn, Request)
 from backends.engine.worker import Beat, WorkerSettings
 from backends.link import Call, Link
+from backends.proxy import EngineModel
 
 START_SECONDS = 180.0                   # importing torch from a cold, slow disk
 STATS_SECONDS = 0.2                     # how long `stats` waits before it falls back on the last heartbeat
@@ -211,8 +211,8 @@ class EngineHost:
             finally:
                 call.drop()
         beat = self.beat()
-        return {**beat.counters, "state": beat.state, "reason": beat.reason, "running": beat.running, "waiting": beat.waiting,
-                "memory": beat.rss, "step_age": beat.step_age}
+        return {**beat.counters, "state": beat.state, "reason": beat.reason, "running": beat.running,
+                "waiting": beat.waiting, "memory": beat.rss, "step_age": beat.step_age}
 
     @staticmethod
     def _rss(link: Link | None) -> int:
@@ -278,36 +278,3 @@ class EngineHost:
             self._models.clear()
         if link is not None:
             link.stop(2.0)
-
-
-class EngineModel(Model):
-    """A model in the engine process. Its `info` is what it was when last loaded."""
-
-    def __init__(self, host: EngineHost, loaded: Loaded) -> None:
-        self._host, self._loaded = host, loaded
-
-    @property
-    def info(self) -> ModelInfo:
-        return self._loaded.info
-
-    def generate(self, request: Request, cancel: Cancel) -> Iterator[Event]:
-        """Raises at once what is wrong with the request. After a death of the engine the answer begins with the progress of
-        the reload, and then errors come in the last event."""
-        self._host.raise_unless_open(self._loaded)
-        if all(map(self._host.has, self._host.needed(self._loaded, request))):
-            return self._host.answer(self._loaded, request, cancel)
-        return Reviving(self._host, self._loaded, request, cancel)
-
-    def tokenize(self, prompt: str | tuple[Message, ...], *, special: bool = True) -> tuple[int, ...]:
-        return tuple(self._ask("tokenize", prompt, special))
-
-    def detokenize(self, ids: Sequence[int]) -> str:
-        return self._ask("detokenize", tuple(ids))
-
-    def close(self) -> None:
-        self._host.unload(self._loaded.name)
-
-    def _ask(self, verb: str, *arguments: Any) -> Any:
-        self._host.raise_unless_open(self._loaded)
-        link = self._host.bring(self._loaded, lambda _: None, Cancel())
-        return link.call(verb, self._loaded.name, *arguments).result()

@@ -67,7 +67,8 @@ class Link:
     """When the child ends without having been told to, ``on_death`` is called from the reader's thread before those who
     wait hear of it, and ``told`` after."""
 
-    def __init__(self, settings: WorkerSettings, on_death: Callable[[Link, GainzError], None], told: Callable[[], None]) -> None:
+    def __init__(self, settings: WorkerSettings, on_death: Callable[[Link, GainzError], None],
+                 told: Callable[[], None]) -> None:
         context = multiprocessing.get_context("spawn")      # never fork: threads and CUDA do not survive it
         self.connection, theirs = context.Pipe()
         self.process = context.Process(target=_child, args=(theirs, settings), name="gainz-engine", daemon=True)
@@ -177,7 +178,8 @@ class Link:
         if self.process.exitcode is None:                   # it closed the pipe and lives on: of no use to anybody
             self.process.kill()
             self.process.join(5.0)
-        self.death = EngineStopping("The engine was stopped.") if self._stopping else died(self.process.exitcode, self._crash)
+        stopped = EngineStopping("The engine was stopped.")
+        self.death = stopped if self._stopping else died(self.process.exitcode, self._crash)
         if not self._stopping:
             self._on_death(self, self.death)                # first, so that whoever is told sees the host as dead
         for call in list(self.calls.values()):

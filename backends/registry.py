@@ -74,7 +74,7 @@ class Registry:
         homes: dict[str, str] = {}
         for place, backend in found.items():
             if backend.name in homes:
-                raise RegistryError(f"Two files define a backend called {backend.name!r}: {homes[backend.name]} and {place}.",
+                raise RegistryError(f"Two files define a backend {backend.name!r}: {homes[backend.name]} and {place}.",
                                     name=backend.name, first=homes[backend.name], second=place)
             homes[backend.name] = place
         return cls(tuple(sorted(found.values(), key=lambda backend: (backend.order, backend.name))))

@@ -36,7 +36,6 @@ class Settings:
     queue: int = _knob(256, "requests that may wait before more are refused", low=1, high=100_000)
     time_limit: float = _knob(0.0, "seconds one request may take, 0 = no limit", low=0, high=86_400)
     drain: float = _knob(3.0, "seconds that running answers get at shutdown", low=0, high=3600)
-    idle_unload: float = _knob(0.0, "minutes without a request after which models are unloaded, 0 = never", low=0, high=100_000)
     language: str = _knob("auto", "language of the page", choices=LANGUAGES)
     log_content: bool = _knob(False, "write prompts and answers into the request log")
     log_size: int = _knob(10_000_000, "bytes of the request log before it is rotated", low=10_000, high=1 << 40)
@@ -139,6 +138,8 @@ _KINDS = {"str": "a text", "int": "a whole number", "float": "a number", "bool":
 
 def _check(name: str, value: Any, meta: Mapping[str, Any], place: str) -> None:
     if "low" in meta and not meta["low"] <= value <= meta["high"]:      # a NaN fails this, too
-        raise BadSetting(f"{place}: {name} must be from {meta['low']:g} to {meta['high']:g}.", field=name, where=place, value=value)
+        raise BadSetting(f"{place}: {name} must be from {meta['low']:g} to {meta['high']:g}.", field=name, where=place,
+                         value=value)
     if "choices" in meta and value not in meta["choices"]:
-        raise BadSetting(f"{place}: {name} must be one of {', '.join(meta['choices'])}.", field=name, where=place, value=value)
+        raise BadSetting(f"{place}: {name} must be one of {', '.join(meta['choices'])}.", field=name, where=place,
+                         value=value)

@@ -203,7 +203,8 @@ class Worker:
         self.cancels.pop(call, None)
         self.answers.pop(call, None)
 
-    def load(self, call: int, cancel: Cancel, name: str, path: str, backend: str, options: dict, revision: str | None) -> Any:
+    def load(self, call: int, cancel: Cancel, name: str, path: str, backend: str, options: dict,
+             revision: str | None) -> Any:
         def progress(seen: Progress) -> None:
             self.outbox.send("progress", call, seen)
 

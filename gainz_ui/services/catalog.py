@@ -47,8 +47,9 @@ class BackendEntry:
 
 def backend_entries(registry: Registry) -> list[BackendEntry]:
     """Every backend, the unavailable ones with what they need."""
-    return [BackendEntry(b.name, b.title, not (missing := b.missing()), f"needs {', '.join(missing)}" if missing else "", b.local)
-            for b in registry.backends]
+    lacks = {backend: ", ".join(backend.missing()) for backend in registry.backends}
+    return [BackendEntry(backend.name, backend.title, not missing, f"needs {missing}" if missing else "", backend.local)
+            for backend, missing in lacks.items()]
 
 
 def places(models: Path) -> dict[str, Path]:
@@ -75,7 +76,7 @@ def locate(models: Path, name: str) -> Path:
 
 
 def unfinished(model: ModelDir) -> str:
-    """Why the files are not all there yet, or "": a partial file, or one that the manifest lists and that is missing or short."""
+    """Why the files are not all there yet, or "": a partial one, or one of the manifest that is missing or short."""
     if model.path.name.endswith(".part") or model.ending(".part"):
         return UNFINISHED
     for name, size in _listed(model.manifest):
@@ -90,7 +91,8 @@ def unfinished(model: ModelDir) -> str:
 def _listed(manifest: Mapping) -> Iterator[tuple[str, int | None]]:
     """(name, bytes) of the manifest's files, which it gives as a mapping by name or as a list of objects."""
     files = manifest.get("files", ())
-    items = files.items() if isinstance(files, Mapping) else [(f.get("name") or f.get("path"), f) for f in files if isinstance(f, Mapping)]
+    items = files.items() if isinstance(files, Mapping) else \
+        [(entry.get("path") or entry.get("name"), entry) for entry in files if isinstance(entry, Mapping)]
     for name, facts in items:
         if isinstance(name, str) and ".." not in Path(name).parts and not Path(name).is_absolute():
             size = facts.get("size", facts.get("bytes")) if isinstance(facts, Mapping) else None
@@ -122,5 +124,5 @@ def examine(registry: Registry, name: str, path: Path, loaded: bool = False) -> 
 
 def _origin(manifest: Mapping) -> dict:
     notes = manifest.get("notes", ())
-    return {"revision": manifest.get("revision") or None, "source": str(manifest.get("source", manifest.get("repo", "")) or ""),
+    return {"revision": manifest.get("revision") or None, "source": str(manifest.get("source") or ""),
             "notes": (notes,) if isinstance(notes, str) else tuple(str(note) for note in notes)}

@@ -106,7 +106,8 @@ class Records:
     def outputs_of(self, kind: str) -> list[Path]:
         """Newest first."""
         folder = self.outputs / safe_name(kind)
-        found = [path for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")] if folder.is_dir() else []
+        inside = folder.iterdir() if folder.is_dir() else ()
+        found = [path for path in inside if path.is_file() and not path.name.startswith(".")]
         return sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)
 
     def close(self) -> None:
@@ -152,7 +153,8 @@ class Followed(Iterator[Event]):
                       "cached_tokens": usage and usage.cached_tokens, "drafted": usage and usage.drafted,
                       "accepted": usage and usage.accepted, "queue_s": _round(timing.queue_seconds),
                       "ttft_s": _round(timing.ttft_seconds), "total_s": _round(timing.total_seconds),
-                      "prefill_tps": _round(timing.prefill_tokens_per_second), "decode_tps": _round(timing.decode_tokens_per_second),
+                      "prefill_tps": _round(timing.prefill_tokens_per_second),
+                      "decode_tps": _round(timing.decode_tokens_per_second),
                       "error": last.error and last.error.code}
         if self._records._content:
             facts |= {"prompt": _prompt(self._request), "answers": ["".join(parts) for parts in self._texts.values()]}

@@ -11,62 +11,25 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from dataclasses import fields, replace
+from typing import Any
 
 from backends import estimate as sizing
 from backends.base import (
-    Cancel, Event, GainzError, MemoryEstimate, Message, Model, ModelDir, ModelInfo, ModelNotLoaded, OutOfMemory, Progress,
-    ProgressFn, Request, UnknownFormat, make_options)
+    Cancel, EngineStopping, Event, GainzError, MemoryEstimate, Message, Model, ModelDir, ModelInfo, ModelNotLoaded,
+    OutOfMemory, Progress, ProgressFn, Request, UnknownFormat, make_options)
 from backends.host import EngineHost
 from backends.registry import Registry
 from gainz_ui.services import catalog as shelf
 from gainz_ui.services.catalog import BackendEntry, CatalogEntry
 from gainz_ui.services.records import Records
 from gainz_ui.services.signals import Signal
+from gainz_ui.services.snapshot import Loading, Memory, Snapshot
 from gainz_ui.settings import Settings
 
 __all__ = ["BackendEntry", "CatalogEntry", "Loading", "Memory", "Signal", "Snapshot", "Studio"]
 
 STUCK_SECONDS = 60.0                    # a busy engine without a step for so long is reported as stuck
-
-
-@dataclass(frozen=True)
-class Loading:
-    """A load in progress."""
-
-    name: str
-    progress: Progress
-    seconds: float                      # since it began
-
-
-@dataclass(frozen=True)
-class Memory:
-    """Bytes."""
-
-    total: int                          # of this machine, or of the limit it runs under
-    available: int                      # without swapping
-    engine: int                         # resident in the engine process, 0 = none runs
-    front: int                          # resident in this process
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """How things stand, for the page's header, /health and the monitor. Costs no round trip to the engine."""
-
-    status: Literal["starting", "loading", "ready", "idle", "dead", "stuck", "stopping"]
-    reason: str                         # why it is not ready, "" = it is
-    healthy: bool                       # what /health answers: True = 200
-    models: tuple[ModelInfo, ...]       # by name
-    loading: tuple[Loading, ...]
-    engine: str                         # "idle" | "starting" | "ready" | "dead"
-    running: int                        # requests being computed
-    waiting: int                        # requests in the queue
-    queue_limit: int
-    memory: Memory
-    step_age: float | None              # seconds since the engine's last step while it has work, else None
-    uptime: float                       # seconds
-    counters: Mapping[str, float]       # the engine's own, as of its last heartbeat
 
 
 def _quiet(_: Progress) -> None:
@@ -95,8 +58,8 @@ class Studio:
     # ------------------------------------------------------------------------------------------ what there is
     def catalog(self) -> list[CatalogEntry]:
         """Every folder and .gguf file of models/, loadable or not, with the reason; by name."""
-        loaded = self.loaded()
-        return [shelf.examine(self.registry, name, path, name in loaded) for name, path in shelf.places(self.settings.models).items()]
+        loaded, places = self.loaded(), shelf.places(self.settings.models)
+        return [shelf.examine(self.registry, name, path, name in loaded) for name, path in places.items()]
 
     def entry(self, name: str) -> CatalogEntry:
         """ModelNotFound lists the names there are; NameRefused for a path."""
@@ -220,7 +183,8 @@ class Studio:
             raise
         return self.records.follow(request, chosen.info, events)
 
-    def tokenize(self, prompt: str | tuple[Message, ...], model: str | None = None, *, special: bool = True) -> tuple[int, ...]:
+    def tokenize(self, prompt: str | tuple[Message, ...], model: str | None = None, *,
+                 special: bool = True) -> tuple[int, ...]:
         return self.model(model).tokenize(prompt, special=special)
 
     def detokenize(self, ids: Sequence[int], model: str | None = None) -> str:
@@ -248,8 +212,9 @@ class Studio:
             holds = tuple(self._holds)
         status, reason = self._status(engine, models, loading, holds)
         memory = Memory(*sizing.machine_memory(), engine=engine.rss, front=sizing.resident())
-        return Snapshot(status, reason, status in {"ready", "idle"}, tuple(models.values()), loading, engine.state, engine.running,
-                        engine.waiting, self.settings.queue, memory, engine.step_age, now - self._born, engine.counters)
+        return Snapshot(status, reason, status in {"ready", "idle"}, tuple(models.values()), loading, engine.state,
+                        engine.running, engine.waiting, self.settings.queue, memory, engine.step_age,
+                        now - self._born, engine.counters)
 
     def _status(self, engine, models, loading, holds) -> tuple[str, str]:
         if self._stopping:
@@ -318,7 +283,6 @@ class Studio:
 
     def _raise_if_stopping(self) -> None:
         if self._stopping:
-            from backends.base import EngineStopping
             raise EngineStopping("The server is shutting down.")
 
 
