@@ -136,8 +136,8 @@ def test_what_a_plan_cannot_express_is_left_to_the_generic_path() -> None:
 
 # ---------------------------------------------------------------------------------------------- the starter
 def starter() -> Path | None:
-    """The starter's GGUF: models/, or the file or folder that GAINZ_STARTER names."""
-    named = os.environ.get("GAINZ_STARTER")
+    """The starter's GGUF: models/, or the file or folder that STARTER_GGUF names."""
+    named = os.environ.get("STARTER_GGUF")
     places = [Path(named)] if named else []
     places.append(Path(__file__).parent.parent / "models")
     for place in places:
@@ -152,7 +152,7 @@ def test_the_starter_dequantized(tmp_path_factory: pytest.TempPathFactory) -> No
     """Greedy text and logits to 700 tokens, on a float32 folder made from the starter's own weights."""
     file = starter()
     if file is None:
-        pytest.skip("the starter model is not there: put it under models/ or name it in GAINZ_STARTER")
+        pytest.skip("the starter model is not there: put it under models/ or name it in STARTER_GGUF")
     from backends.engine.gguf_weights import GgufWeights
     from backends.gguf_file import read_model
     from safetensors.torch import save_file

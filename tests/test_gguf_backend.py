@@ -246,11 +246,11 @@ def test_a_load_can_be_cancelled(tmp_path):
 
 # ---------------------------------------------------------------------------------------------- the starter
 def starter() -> Path:
-    """The file that GAINZ_STARTER names, or the one under models/; else the test is skipped."""
-    named = os.environ.get("GAINZ_STARTER")
+    """The file that STARTER_GGUF names, or the one under models/; else the test is skipped."""
+    named = os.environ.get("STARTER_GGUF")
     place = Path(named) if named else Path(__file__).parent.parent / "models"
     found = [place] if place.is_file() else sorted(place.rglob("SmolLM2-135M-Instruct*.gguf"))
-    return found[0] if found else pytest.skip("the starter model is not there: put it under models/ or name it in GAINZ_STARTER")
+    return found[0] if found else pytest.skip("the starter model is not there: put it under models/ or name it in STARTER_GGUF")
 
 
 @pytest.mark.starter
