@@ -7,6 +7,9 @@ Not for two callers at once: results live in workspace that the next call of the
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from backends.errors import InvalidRequest, NotSupported
-from backends.kernels import AttentionSpec, Batch, KVLayer, QWeight, cpu_pack, native_abi as abi, native_build
+from backends.kernels import AttentionSpec, Batch, KVLayer, QWeight, cpu_pack, cpu_replay, native_abi as abi, native_build
 from backends.kernels.cpu_pack import NativeLinear
 
 FEW = 16                        # rows up to which a float matrix has our own kernel
@@ -28,6 +31,7 @@ class Rows:
     """Rows made ready for `matmul`: floats [R, K], and beside them int8 codes with scales and sums where those are wanted."""
 
     floats: Tensor
+    quantized: bool
     address: int                # of the descriptor
     keep: tuple[object, ...]
 
@@ -44,13 +48,16 @@ class CpuOps:
         self.weight_dtype, self.threads = dtype, threads
         self.detail = f"{context.isa}, {threads} thread{'s' if threads > 1 else ''}"
         self.row_independent: int | None = None
+        self.notes: list[str] = []
         self._context, self._call = context, context.call
         self._quantized = False
         self._small: dict[tuple, Rows | Tensor] = {}
         self._large: dict[tuple, Rows | Tensor] = {}
         self._large_rows = 0
         self._bound: dict[int, tuple[object, int, tuple]] = {}      # descriptors of specs, KV layers and weights by identity
-        self._batch: tuple[Batch | None, int, tuple] = (None, 0, ())
+        self._batch: Batch | None = None
+        self._batch_line, self._batch_keep = abi.words(*(0,) * abi.BATCH_WORDS), ()
+        self._batch_at = abi.address(self._batch_line)
         self._eps: dict[float, int] = {}
 
     # ------------------------------------------------------------------------------------------ matrices
@@ -58,11 +65,19 @@ class CpuOps:
         bias = None if bias is None else bias.detach().to("cpu", torch.float32).contiguous()
         if isinstance(weight, QWeight):
             self._quantized = True
+            self._note_width(weight.bits)
             return cpu_pack.pack_quantized(self._context, weight, bias)
         dtype = self.weight_dtype or (weight.dtype if weight.dtype in cpu_pack.TYPES else torch.float32)
         if dtype == torch.bfloat16:                            # the one type for which many rows go to the vendor's GEMM
             self.row_independent = FEW
         return cpu_pack.pack_dense(weight, bias, dtype)
+
+    pack_table = pack                                          # rows can be read from every layout here
+
+    def _note_width(self, bits: int) -> None:
+        note = f"{bits}-bit weights take {4 if bits < 4 else 8} bits in memory"
+        if bits not in (4, 8) and note not in self.notes:
+            self.notes.append(note)
 
     def embed(self, table: NativeLinear, ids: Tensor, scale: float = 1.0) -> Tensor:
         if ids.dtype != torch.int64 or not ids.is_contiguous():
@@ -77,7 +92,7 @@ class CpuOps:
         if self._vendor(rows, w):
             return self._gemm(a, w)
         out = self._matrix("matmul", rows, w.rows)
-        self._call(abi.MATMUL, a.address, w.address, rows, out.data_ptr(), 0)
+        self._call(abi.MATMUL, self._ready(a, w), w.address, rows, out.data_ptr(), 0)
         return out
 
     def matmul_add(self, a: Rows, w: NativeLinear, x: Tensor) -> None:
@@ -86,7 +101,7 @@ class CpuOps:
         if self._vendor(rows, w):
             x += self._gemm(a, w)
         else:
-            self._call(abi.MATMUL, a.address, w.address, rows, x.data_ptr(), 1)
+            self._call(abi.MATMUL, self._ready(a, w), w.address, rows, x.data_ptr(), 1)
 
     def logits(self, a: Rows, w: NativeLinear, softcap: float | None = None) -> Tensor:
         rows = a.floats.shape[0]
@@ -94,8 +109,15 @@ class CpuOps:
             scores = self._gemm(a, w)
             return scores if softcap is None else softcap * torch.tanh(scores / softcap)
         out = torch.empty(rows, w.rows, dtype=torch.float32)   # fresh: callers keep logits
-        self._call(abi.LOGITS, a.address, w.address, rows, out.data_ptr(), self._real(softcap or 0.0))
+        self._call(abi.LOGITS, self._ready(a, w), w.address, rows, out.data_ptr(), self._real(softcap or 0.0))
         return out
+
+    def _ready(self, a: Rows, w: NativeLinear) -> int:
+        if a.floats.shape[1] != w.columns:
+            raise ValueError(f"rows of {a.floats.shape[1]} do not fit a matrix of {w.columns} columns")
+        if w.dense is None and not a.quantized:                # made before the first quantized matrix was packed
+            a = self.act(a.floats)
+        return a.address
 
     @staticmethod
     def _vendor(rows: int, w: NativeLinear) -> bool:
@@ -138,11 +160,50 @@ class CpuOps:
         qkv = _floats(qkv)
         rows = qkv.shape[0]
         out = self._rows("attend", rows, spec.heads * kv.v.shape[3])
-        if self._batch[0] is not batch:
-            self._batch = (batch, *_describe_batch(batch))
+        if self._batch is not batch:
+            self.bind(batch)
         self._call(abi.ATTEND, qkv.data_ptr(), rows, self._once(spec, _describe_spec), self._once(kv, _describe_kv),
-                   self._batch[1], out.address)
+                   self._batch_at, out.address)
         return out
+
+    # ------------------------------------------------------------------------------------------ recording
+    def replay(self, forward: cpu_replay.Forward) -> cpu_replay.Replay:
+        """``forward(batch, kv)``, a pass made of these ops alone, as one native call where the rows are few."""
+        return cpu_replay.Replay(self, forward, FEW)
+
+    @contextmanager
+    def recording(self) -> Iterator[list[tuple[int, ...]]]:
+        """The instructions issued within, which run as well."""
+        lines: list[tuple[int, ...]] = []
+        call = self._call
+
+        def note(*line: int) -> None:
+            lines.append(line)
+            call(*line)
+
+        self._call = note
+        try:
+            yield lines
+        finally:
+            self._call = call
+
+    def run(self, program: array) -> None:
+        self._context.run(program)
+
+    def bind(self, batch: Batch) -> None:
+        """Make ``batch`` the one that `attend` sees: its tensors' addresses go into the one descriptor."""
+        self._batch, self._batch_keep = batch, _fill_batch(self._batch_line, batch)
+
+    def workspace(self) -> list[object]:
+        return list(self._small.values())
+
+    def is_workspace(self, x: Tensor) -> bool:
+        return any(x is kept for kept in self._small.values())
+
+    def poison(self) -> None:
+        """NaN into every small workspace: what a replay does not compute itself then shows."""
+        for kept in self._small.values():
+            (kept if isinstance(kept, Tensor) else kept.floats).fill_(torch.nan)
 
     # ------------------------------------------------------------------------------------------ workspace and descriptors
     def _matrix(self, op: str, rows: int, width: int) -> Tensor:
@@ -188,14 +249,14 @@ def _make_rows(rows: int, width: int, quantized: bool) -> Rows:
     floats = torch.empty(rows, width, dtype=torch.float32)
     if not quantized:
         line = abi.words(floats.data_ptr(), 0, 0, 0, 0, 0, 0, width, width)
-        return Rows(floats, abi.address(line), (line,))
+        return Rows(floats, False, abi.address(line), (line,))
     blocks = -(-width // abi.BLOCK)
     codes = torch.empty(rows, blocks * abi.BLOCK, dtype=torch.int8)
     numbers = torch.empty(rows * blocks * 7, dtype=torch.int32)            # scale, sum32, sum16 x 2, minus8, minus8_16 x 2
     at, step = numbers.data_ptr(), rows * blocks * 4
     line = abi.words(floats.data_ptr(), codes.data_ptr(), at, at + step, at + 2 * step, at + 4 * step, at + 5 * step, width,
                      blocks * abi.BLOCK)
-    return Rows(floats, abi.address(line), (line, codes, numbers))
+    return Rows(floats, True, abi.address(line), (line, codes, numbers))
 
 
 def _floats(x: Tensor) -> Tensor:
@@ -231,13 +292,16 @@ def _describe_kv(kv: KVLayer) -> tuple[int, tuple]:
     return abi.address(line), (line,)
 
 
-def _describe_batch(batch: Batch) -> tuple[int, tuple]:
+def _fill_batch(line: array, batch: Batch) -> tuple[Tensor, ...]:
+    """Write the batch's addresses and sizes into its descriptor; returns what must live as long as it is used."""
     kept = tuple(t if t.dtype == dtype and t.is_contiguous() else t.to(dtype).contiguous() for t, dtype in (
         (batch.positions, torch.int64), (batch.starts, torch.int32), (batch.lengths, torch.int32), (batch.pages, torch.int32),
         (batch.slots, torch.int64), (batch.cos, torch.float32), (batch.sin, torch.float32)))
     pages, cos = kept[3], kept[5]
-    line = abi.words(*(t.data_ptr() for t in kept), pages.shape[0], kept[0].shape[0], pages.shape[1], cos.shape[-1])
-    return abi.address(line), (line, kept)
+    for i, tensor in enumerate(kept):
+        line[i] = tensor.data_ptr()
+    line[7], line[8], line[9], line[10] = pages.shape[0], kept[0].shape[0], pages.shape[1], cos.shape[-1]
+    return kept
 
 
 def make(dtype: str, threads: int, isa: str = "") -> CpuOps:
@@ -245,4 +309,4 @@ def make(dtype: str, threads: int, isa: str = "") -> CpuOps:
     set, for tests. Raises MissingRequirement where the kernels cannot be built or this processor lacks them."""
     if dtype not in DTYPES:
         raise InvalidRequest(f"The native kernels do not know the type {dtype!r}.", field="dtype", remedy=f"Use {', '.join(DTYPES)}.")
-    return CpuOps(DTYPES[dtype], abi.Context(native_build.library(), threads, isa), threads)
+    return CpuOps(DTYPES[dtype], abi.Context(native_build.library(isa), threads), threads)

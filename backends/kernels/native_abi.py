@@ -22,6 +22,7 @@ CENTER, ZERO, BIAS = range(3)
 GLU = {"silu": 0, "gelu_tanh": 1, "gelu": 2}
 EMBED, NORM, ACT, MATMUL, NORM_ADD, GLU_OP, ATTEND, LOGITS = range(8)
 WORDS = 12                      # of an instruction: the op and its arguments
+BATCH_WORDS = 11
 LANES, BLOCK = 16, 32
 
 
@@ -52,7 +53,7 @@ def open_library(path: Path) -> ctypes.CDLL:
                                  remedy="Remove the file and start again; it is built anew.") from error
     word, pointer_type = ctypes.c_int64, ctypes.c_void_p
     lib.gainz_abi.restype, lib.gainz_abi.argtypes = word, ()
-    lib.gainz_open.restype, lib.gainz_open.argtypes = pointer_type, (ctypes.c_char_p, word)
+    lib.gainz_open.restype, lib.gainz_open.argtypes = pointer_type, (word,)
     lib.gainz_close.restype, lib.gainz_close.argtypes = None, (pointer_type,)
     lib.gainz_isa.restype, lib.gainz_isa.argtypes = ctypes.c_char_p, (pointer_type,)
     lib.gainz_run.restype, lib.gainz_run.argtypes = ctypes.c_int, (pointer_type, pointer_type, word)
@@ -66,15 +67,15 @@ def open_library(path: Path) -> ctypes.CDLL:
 class Context:
     """A pool of threads, scratch memory and the ops of one instruction set. Not for two callers at once.
 
-    isa: "" (the best there is), "avx512", "avxvnni", "avx2", "neon", "portable"; MissingRequirement where it is not to be had.
+    MissingRequirement where this processor lacks the instructions that the library was built for.
     """
 
-    def __init__(self, path: Path, threads: int, isa: str = "") -> None:
+    def __init__(self, path: Path, threads: int) -> None:
+        self.path = path
         self._lib = open_library(path)
-        self._handle = self._lib.gainz_open(isa.encode(), threads)
+        self._handle = self._lib.gainz_open(threads)
         if not self._handle:
-            raise MissingRequirement("This processor or this build has no native kernels of the kind asked for.",
-                                     kind=isa or "any", threads=threads, remedy="Leave the kernels at \"auto\".")
+            raise MissingRequirement("This processor cannot run the native kernels that were built.", file=path.name, threads=threads)
         self.isa = self._lib.gainz_isa(self._handle).decode()
         self._line = array("q", [0] * WORDS)
         self._at = address(self._line)

@@ -23,32 +23,74 @@ from backends.errors import MissingRequirement
 SOURCES = Path(__file__).parent / "native"
 COMMON = ("-std=c++17", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno", "-Wall", "-Wextra",
           "-Wno-uninitialized", "-Wno-maybe-uninitialized", "-Wno-psabi")
-X86 = {"isa_avx512.cpp": ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni", "-mavx2", "-mfma", "-mf16c"),
-       "isa_avxvnni.cpp": ("-mavx2", "-mfma", "-mf16c", "-mavxvnni"),
-       "isa_avx2.cpp": ("-mavx2", "-mfma", "-mf16c"), "isa_portable.cpp": ()}
-ARM = {"isa_neon.cpp": ("-march=armv8.2-a+dotprod+fp16",), "isa_portable.cpp": ()}
+
+
+@dataclass(frozen=True)
+class Isa:
+    """An instruction set: its flags for the compiler, and what Linux's /proc/cpuinfo calls what it needs."""
+
+    flags: tuple[str, ...]
+    needs: frozenset[str]
+
+
+AVX2 = ("-mavx2", "-mfma", "-mf16c")
+ISAS = {                                                       # best first
+    "avx512": Isa((*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni"),
+                  frozenset({"avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"})),
+    "avxvnni": Isa((*AVX2, "-mavxvnni"), frozenset({"avx2", "fma", "f16c", "avx_vnni"})),
+    "avx2": Isa(AVX2, frozenset({"avx2", "fma", "f16c"})),
+    "neon": Isa(("-march=armv8.2-a+dotprod+fp16",), frozenset({"asimd", "asimddp"})),
+    "portable": Isa((), frozenset()),
+}
 COMPILERS = ("c++", "g++", "clang++")
 TIMEOUT = 300
 
 
 @dataclass(frozen=True)
 class Toolchain:
-    """A compiler command, what it calls itself, and the flags and files for this kind of processor."""
+    """A compiler command and what it calls itself."""
 
     command: tuple[str, ...]
     version: str
-    defines: tuple[str, ...]
-    files: dict[str, tuple[str, ...]]
 
 
-def library(cache: Path | None = None) -> Path:
-    """Path of the shared library, built now if it is not there. MissingRequirement: no compiler, or it failed."""
+def library(isa: str = "", cache: Path | None = None, flags: tuple[str, ...] | None = None) -> Path:
+    """Path of the shared library for ``isa`` ("": the best of this processor that the compiler knows), built now if it is
+    not there. ``flags`` replaces the instruction set's own. MissingRequirement: no compiler, it failed, or no such set."""
     tools = toolchain()
     folder = cache or cache_folder()
-    path = folder / f"gainz-{fingerprint(tools)}{suffix()}"
-    if not path.exists():
-        build(tools, path)
-    return path
+    for name in (isa,) if isa else usable():
+        if name not in ISAS:
+            raise MissingRequirement(f"There are no native kernels for {name!r}.", known=", ".join(ISAS))
+        own = ISAS[name].flags if flags is None else flags
+        path = folder / f"gainz-{name}-{fingerprint(tools, own)}{suffix()}"
+        if path.exists():
+            return path
+        if name == "portable" or isa or knows(tools, own):
+            build(tools, name, own, path)
+            return path
+    raise AssertionError("the portable kernels are always usable")
+
+
+def usable() -> list[str]:
+    """The instruction sets this processor has, best first. What it cannot tell, the library itself asks again when opened."""
+    has = features()
+    return [name for name, isa in ISAS.items() if isa.needs <= has]
+
+
+def features() -> frozenset[str]:
+    """What the system says the processor can do, in Linux's words."""
+    if sys.platform.startswith("linux"):
+        for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
+            if line.startswith(("flags", "Features")):
+                return frozenset(line.split(":", 1)[1].split())
+    if sys.platform == "darwin" and platform.machine() == "arm64":
+        return ISAS["neon"].needs                              # every one of them has it
+    if sys.platform == "darwin":
+        done = subprocess.run(["sysctl", "-n", "machdep.cpu.features", "machdep.cpu.leaf7_features"], capture_output=True, text=True,
+                              timeout=TIMEOUT, check=False)
+        return frozenset(done.stdout.lower().replace("avx512", "avx512_").replace("avx512_f", "avx512f").split())
+    return frozenset()
 
 
 def cache_folder() -> Path:
@@ -66,14 +108,11 @@ def suffix() -> str:
 def toolchain() -> Toolchain:
     if os.name == "nt":
         raise MissingRequirement("The native kernels are not built on Windows.", remedy="Use the kernels \"aten\", or WSL.")
-    machine = platform.machine().lower()
-    kinds = {"x86_64": ("X86", X86), "amd64": ("X86", X86), "aarch64": ("NEON", ARM), "arm64": ("NEON", ARM)}
-    define, files = kinds.get(machine, ("OTHER", {"isa_portable.cpp": ()}))
     names = (os.environ["CXX"],) if os.environ.get("CXX") else COMPILERS
     for name in names:
         command = tuple(name.split())
         if shutil.which(command[0]):
-            return Toolchain(command, _version(command), (f"-DGAINZ_{define}",), files)
+            return Toolchain(command, _version(command))
     raise MissingRequirement("The native kernels need a C++ compiler and none was found.", looked_for=", ".join(names),
                              remedy="Install g++ or clang++ (Debian, Ubuntu: `apt install g++`; macOS: `xcode-select --install`).")
 
@@ -83,10 +122,10 @@ def _version(command: tuple[str, ...]) -> str:
     return (done.stdout or done.stderr).strip().splitlines()[0] if done.stdout or done.stderr else "unknown"
 
 
-def fingerprint(tools: Toolchain) -> str:
+def fingerprint(tools: Toolchain, flags: tuple[str, ...]) -> str:
     """20 hex digits of everything that the library depends on."""
     digest = hashlib.sha256()
-    for text in (" ".join(tools.command), tools.version, repr(sorted(tools.files.items())), repr((COMMON, tools.defines)), processor()):
+    for text in (" ".join(tools.command), tools.version, repr((COMMON, flags)), processor()):
         digest.update(text.encode() + b"\0")
     for file in sorted(SOURCES.iterdir()):
         if file.suffix in (".h", ".cpp"):
@@ -103,8 +142,17 @@ def processor() -> str:
     return f"{platform.machine()} {platform.processor()}"
 
 
-def build(tools: Toolchain, path: Path) -> None:
-    """Compile and link into ``path``; whoever arrives first stays."""
+def knows(tools: Toolchain, flags: tuple[str, ...]) -> bool:
+    """Does this compiler know these flags? (An old one lacks some.)"""
+    with tempfile.TemporaryDirectory(prefix="gainz-") as folder:
+        probe = Path(folder) / "probe.cpp"
+        probe.write_text("int main() { return 0; }\n")
+        command = [*tools.command, *flags, "-c", str(probe), "-o", str(probe.with_suffix(".o"))]
+        return subprocess.run(command, capture_output=True, timeout=TIMEOUT, check=False).returncode == 0
+
+
+def build(tools: Toolchain, isa: str, flags: tuple[str, ...], path: Path) -> None:
+    """Compile and link into ``path``; a second builder's equal file may take its place at any time."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         work = Path(tempfile.mkdtemp(prefix="build-", dir=path.parent))
@@ -112,10 +160,11 @@ def build(tools: Toolchain, path: Path) -> None:
         raise MissingRequirement("The native kernels have no folder to be built in.", folder=str(path.parent), error=str(error),
                                  remedy="Make the folder writable, or set XDG_CACHE_HOME.") from error
     try:
-        jobs = {"api.cpp": (), "pool.cpp": (), **_supported(tools, work)}
-        defines = tools.defines + tuple(f"-D{Path(name).stem.replace('isa_', 'GAINZ_').upper()}" for name in jobs if name.startswith("isa_"))
-        with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
-            objects = list(pool.map(lambda item: _compile(tools, work, item[0], item[1] + defines), sorted(jobs.items())))
+        define = f"-DGAINZ_{isa.upper()}"
+        jobs = [("api.cpp", ("-O2", define)), ("pool.cpp", ("-O2",)), (f"isa_{isa}.cpp", ("-O3" if isa == "avx512" else "-O2", *flags))]
+        extra = tuple(flag for flag in flags if flag.startswith("-D"))
+        with ThreadPoolExecutor(max_workers=len(jobs)) as pool:
+            objects = list(pool.map(lambda job: _compile(tools, work, job[0], (*job[1], *extra)), jobs))
         made = work / path.name
         _run([*tools.command, "-shared", "-pthread", "-o", str(made), *objects], "link")
         os.replace(made, path)
@@ -123,24 +172,9 @@ def build(tools: Toolchain, path: Path) -> None:
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _supported(tools: Toolchain, work: Path) -> dict[str, tuple[str, ...]]:
-    """The instruction sets whose flags this compiler knows (an old one lacks some)."""
-    probe = work / "probe.cpp"
-    probe.write_text("int main() { return 0; }\n")
-    known = {}
-    for name, flags in tools.files.items():
-        if not (SOURCES / name).exists():
-            continue
-        command = [*tools.command, *flags, "-c", str(probe), "-o", str(work / "probe.o")]
-        if subprocess.run(command, capture_output=True, timeout=TIMEOUT, check=False).returncode == 0:
-            known[name] = flags
-    return known
-
-
 def _compile(tools: Toolchain, work: Path, name: str, flags: tuple[str, ...]) -> str:
     target = work / f"{name}.o"
-    level = "-O3" if name.startswith("isa_") else "-O2"
-    _run([*tools.command, level, *COMMON, *flags, "-c", str(SOURCES / name), "-o", str(target)], name)
+    _run([*tools.command, *COMMON, *flags, "-c", str(SOURCES / name), "-o", str(target)], name)
     return str(target)
 
 

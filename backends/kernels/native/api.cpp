@@ -3,6 +3,12 @@
 #include <cstring>
 #include <new>
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#endif
+
 #include "abi.h"
 #include "pool.h"
 
@@ -13,6 +19,26 @@ namespace gainz_neon { extern const gainz::Kernels table; }
 namespace gainz_portable { extern const gainz::Kernels table; }
 
 namespace gainz {
+
+#if defined(__x86_64__)                     // what older compilers' __builtin_cpu_supports does not know
+static inline bool f16c() {
+    unsigned a, b, c, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c >> 29 & 1);
+}
+static inline bool avx_vnni() {
+    unsigned a, b, c, d;
+    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
+}
+#endif
+#if defined(GAINZ_NEON)
+static bool dotprod() {
+#if defined(__linux__)
+    return getauxval(AT_HWCAP) >> 20 & 1;   // HWCAP_ASIMDDP
+#else
+    return true;                            // every AArch64 Mac has it
+#endif
+}
+#endif
 
 char* Scratch::need(size_t bytes) {
     if (bytes <= size) return data;
@@ -26,24 +52,27 @@ char* Scratch::need(size_t bytes) {
     return data;
 }
 
-static const Kernels* named(const char* isa) {
-#if defined(GAINZ_X86)
+// A library holds one instruction set; whether this processor has it is asked here, whatever the builder thought.
+static const Kernels* kernels() {
+#if defined(GAINZ_AVX512) || defined(GAINZ_AVXVNNI) || defined(GAINZ_AVX2)
+    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && f16c();
     const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq")
                      && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
-    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-    if (avx512 && (!*isa || !std::strcmp(isa, "avx512"))) return &gainz_avx512::table;
-#if defined(GAINZ_AVX2)
-    if (avx2 && (!*isa || !std::strcmp(isa, "avx2"))) return &gainz_avx2::table;
+    (void)avx512;
+#if defined(GAINZ_AVX512)
+    return avx2 && avx512 ? &gainz_avx512::table : nullptr;
+#elif defined(GAINZ_AVXVNNI) && defined(GAINZ_EVEX)
+    return avx2 && avx512 ? &gainz_avxvnni::table : nullptr;
+#elif defined(GAINZ_AVXVNNI)
+    return avx2 && avx_vnni() ? &gainz_avxvnni::table : nullptr;
+#else
+    return avx2 ? &gainz_avx2::table : nullptr;
 #endif
-    (void)avx2;
+#elif defined(GAINZ_NEON)
+    return dotprod() ? &gainz_neon::table : nullptr;
+#else
+    return &gainz_portable::table;
 #endif
-#if defined(GAINZ_NEON)
-    if (!*isa || !std::strcmp(isa, "neon")) return &gainz_neon::table;
-#endif
-#if defined(GAINZ_PORTABLE)
-    if (!*isa || !std::strcmp(isa, "portable")) return &gainz_portable::table;
-#endif
-    return nullptr;
 }
 
 // bytes of [n, k] codes → a packed block of 16 rows; columns beyond k or rows beyond n are zeros
@@ -72,14 +101,14 @@ using namespace gainz;
 
 API int64_t gainz_abi() { return ABI; }
 
-// isa "": the best this CPU has. Null: this CPU or this build lacks it.
-API Context* gainz_open(const char* isa, int64_t threads) {
-    const Kernels* kernels = named(isa);
-    if (!kernels || threads < 1 || threads > 1024) return nullptr;
+// Null: this processor lacks what the library was built for, or there is no memory.
+API Context* gainz_open(int64_t threads) {
+    const Kernels* found = kernels();
+    if (!found || threads < 1 || threads > 1024) return nullptr;
     Context* c = new (std::nothrow) Context{};
     if (!c) return nullptr;
     c->threads = static_cast<int>(threads);
-    c->kernels = kernels;
+    c->kernels = found;
     try {
         c->own = new Scratch[static_cast<size_t>(threads)];
         c->pool = new Pool(c->threads);

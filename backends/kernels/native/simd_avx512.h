@@ -4,7 +4,6 @@
 #include <cstdint>
 #include "abi.h"
 
-#define GAINZ_NAME "avx512-vnni"
 namespace GAINZ_NS {
 using namespace gainz;
 

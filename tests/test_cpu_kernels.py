@@ -1,0 +1,291 @@
+"""Native CPU kernels: every op against float64 or `ref` on fresh random input, outputs poisoned, on each instruction set."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from backends.errors import MissingRequirement
+from backends.kernels import AttentionSpec, Batch, KVLayer, QWeight, cpu, native_abi, native_build, ref
+
+EVEX = ("-mavx2", "-mfma", "-mf16c", "-mavx512vl", "-mavx512vnni", "-DGAINZ_EVEX")     # AVX-512VL's form of AVX-VNNI
+
+
+def library(isa: str):
+    if isa == "avxvnni" and "avx_vnni" not in native_build.features():
+        if "avx512" not in native_build.usable():
+            pytest.skip("neither AVX-VNNI nor AVX-512 VNNI here")
+        return native_build.library(isa, flags=EVEX)
+    if isa not in native_build.usable():
+        pytest.skip(f"no {isa} here")
+    return native_build.library(isa)
+
+
+@pytest.fixture(scope="session", params=["avx512", "avxvnni", "avx2", "neon", "portable"])
+def context(request):
+    return native_abi.Context(library(request.param), 2)
+
+
+@pytest.fixture
+def ops(context):
+    return cpu.CpuOps(None, context, 2)
+
+
+@pytest.fixture
+def rng():
+    seed = int.from_bytes(os.urandom(4), "little")
+    print("seed", seed)                                        # shown when a test fails
+    return torch.Generator().manual_seed(seed)
+
+
+def error(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    return ((found.double() - wanted.double()).norm() / wanted.double().norm().clamp_min(1e-30)).item()
+
+
+def weight(rng, n, k, bits, group, kind, *, perm=False, wide=False) -> QWeight:
+    groups = -(-k // group)
+    scale = torch.rand(n, groups, generator=rng) * 0.02 + 0.001
+    number = scale if wide else scale.half()
+    zero = bias = None
+    if kind == "center":
+        zero = torch.full((n, groups), 2 ** (bits - 1), dtype=torch.uint8)
+    elif kind == "zero":
+        zero = torch.randint(0, 2**bits, (n, groups), generator=rng, dtype=torch.int16)
+    else:
+        bias = (torch.randn(n, groups, generator=rng) * 0.05).to(number.dtype)
+    codes = torch.randint(0, 2**bits, (n, k), generator=rng, dtype=torch.uint8)
+    return QWeight(codes, number, zero, bias, bits, group, torch.randperm(k, generator=rng) if perm else None)
+
+
+def in_eight_bits(x: torch.Tensor) -> torch.Tensor:
+    """What the activations become: codes round(x * 127 / max|x|) with a scale for each 32 columns."""
+    rows, k = x.shape
+    blocks = torch.nn.functional.pad(x, (0, -k % 32)).view(rows, -1, 32)
+    most = blocks.abs().amax(-1, keepdim=True)
+    return ((blocks * (torch.full_like(most, 127.0) / most)).round().double() * (most / 127).double()).view(rows, -1)[:, :k]
+
+
+# ---------------------------------------------------------------------------------------------- matrices
+@pytest.mark.parametrize("kind", ["center", "zero", "bias"])
+@pytest.mark.parametrize("group", [16, 32, 64, 128, 1024])
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
+def test_quantized_product(ops, rng, bits, group, kind):
+    for n, k, wide in ((48, 256, False), (50, 208, False), (33, 100, False), (17, 320, True)):
+        w = weight(rng, n, k, bits, min(group, k), kind, wide=wide)
+        bias = torch.randn(n, generator=rng) if n == 50 else None
+        x = torch.randn(11, k, generator=rng)
+        packed = ops.pack(w, bias)
+        exact = in_eight_bits(x) @ w.dequantize().double().T + (0 if bias is None else bias.double())
+        found = ops.matmul(ops.act(x), packed)
+        assert found.shape == (11, n)
+        assert error(found, exact) < (5e-4 if wide else 5e-6)   # wide: scales not of float16 are rounded to it
+        stream = torch.ones(11, n)
+        ops.matmul_add(ops.act(x), packed, stream)
+        assert error(stream, exact + 1) < (5e-4 if wide else 5e-6)
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 7, 8])
+def test_codes_are_exact(ops, rng, bits):
+    """Integers all through: nothing may be lost when a width is stored in the next one."""
+    w = QWeight(torch.randint(0, 2**bits, (40, 96), generator=rng, dtype=torch.uint8), torch.ones(40, 3),
+                torch.full((40, 3), 2 ** (bits - 1), dtype=torch.uint8), None, bits, 32)
+    x = torch.randint(-127, 128, (5, 96), generator=rng).float()
+    x[:, ::32] = 127.0
+    assert torch.equal(ops.matmul(ops.act(x), ops.pack(w)).double(), x.double() @ w.dequantize().double().T)
+
+
+@pytest.mark.parametrize("group", [8, 24, 40, 32])
+def test_act_order_and_odd_groups_are_gathered(ops, rng, group):
+    w = weight(rng, 35, 120, 4, group, "zero", perm=True)
+    x = torch.randn(6, 120, generator=rng)
+    packed = ops.pack(w)
+    assert error(ops.matmul(ops.act(x), packed), x.double() @ w.dequantize().double().T) < 0.02
+    ids = torch.tensor([0, 34, 17, 0])
+    assert error(ops.embed(packed, ids, 3.0), w.dequantize()[ids] * 3) < 1e-6
+
+
+def test_extreme_scales_and_zeros(ops, rng):
+    tiny = weight(rng, 16, 64, 4, 32, "center")
+    tiny.scale = tiny.scale.float() * 1e-6                     # below float16's normal range: kept in float32
+    odd = weight(rng, 16, 64, 8, 32, "zero")
+    odd.zero = torch.full((16, 2), 256, dtype=torch.int16)     # a stored 255 plus one: no byte holds it
+    x = torch.randn(3, 64, generator=rng)
+    for w in (tiny, odd):
+        assert error(ops.matmul(ops.act(x), ops.pack(w)), in_eight_bits(x) @ w.dequantize().double().T) < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_float_product(context, rng, dtype):
+    ops = cpu.CpuOps(dtype, context, 2)
+    for n, k in ((48, 256), (50, 203), (33, 100), (5, 15)):
+        w, bias = torch.randn(n, k, generator=rng).to(dtype), torch.randn(n, generator=rng)
+        x, packed = torch.randn(16, k, generator=rng), None
+        packed = ops.pack(w, bias)
+        whole = ops.matmul(ops.act(x), packed).clone()
+        assert error(whole, x.double() @ w.double().T + bias.double()) < 1e-6
+        for count in (1, 2, 3, 7):
+            assert torch.equal(ops.matmul(ops.act(x[4:4 + count].clone()), packed), whole[4:4 + count])
+        many = torch.randn(40, k, generator=rng)
+        assert error(ops.matmul(ops.act(many), packed), many.double() @ w.double().T + bias.double()) < 8e-3
+        assert torch.equal(ops.embed(packed, torch.tensor([1, n - 1]), 2.0), w[[1, n - 1]].float() * 2)
+
+
+def test_a_row_does_not_see_its_neighbours(ops, rng):
+    for bits, group, kind, k in ((4, 32, "bias", 224), (4, 64, "center", 576), (4, 16, "zero", 96), (8, 32, "center", 288), (6, 16, "center", 64)):
+        packed = ops.pack(weight(rng, 83, k, bits, group, kind))
+        x = torch.randn(300, k, generator=rng)
+        whole = ops.matmul(ops.act(x), packed).clone()
+        for count in (*range(1, 17), 40, 129):
+            start = int(torch.randint(0, 300 - count, (1,), generator=rng))
+            assert torch.equal(ops.matmul(ops.act(x[start:start + count].clone()), packed), whole[start:start + count]), count
+
+
+def test_threads_do_not_change_bits(context, ops, rng):
+    w, x = weight(rng, 500, 256, 4, 32, "center"), torch.randn(9, 256, generator=rng)
+    wanted = ops.matmul(ops.act(x), ops.pack(w)).clone()
+    for threads in (1, 3, 5):
+        other = cpu.CpuOps(None, native_abi.Context(context.path, threads), threads)
+        for _ in range(50):                                    # late wakers, many short jobs
+            assert torch.equal(other.matmul(other.act(x), other.pack(w)), wanted)
+
+
+# ---------------------------------------------------------------------------------------------- rows
+@pytest.mark.parametrize("width", [576, 100, 33, 7])
+def test_rows(ops, rng, width):
+    x, w = torch.randn(5, width, generator=rng) * 3, torch.randn(width, generator=rng)
+    exact = ref.rms(x.double(), w.double(), 1e-5)
+    assert error(ops.norm(x, w, 1e-5).floats, exact) < 1e-6
+    stream = x.clone()
+    ops.norm_add(x, w, 1e-5, stream)
+    assert error(stream, x + exact) < 1e-6
+    both = torch.randn(5, 2 * width, generator=rng) * 5
+    for kind, function in ref.ACTIVATIONS.items():
+        assert error(ops.glu(both, kind).floats, function(both[:, :width].double()) * both[:, width:]) < 2e-6
+
+
+def test_logits_with_softcap(ops, rng):
+    w, x = weight(rng, 70, 64, 4, 32, "center"), torch.randn(3, 64, generator=rng) * 100
+    plain = in_eight_bits(x) @ w.dequantize().double().T
+    assert error(ops.logits(ops.act(x), ops.pack(w), 5.0), 5 * torch.tanh(plain / 5)) < 1e-5
+
+
+def test_nan_is_not_swallowed(ops, rng):
+    w, x = ops.pack(weight(rng, 20, 96, 4, 32, "center")), torch.randn(3, 96, generator=rng)
+    x[1, 70] = torch.nan
+    found = ops.matmul(ops.act(x), w)
+    assert found[1].isnan().all() and found[[0, 2]].isfinite().all()
+
+
+def test_denormals_stay(ops):
+    ops.act(torch.ones(1, 32))
+    assert (torch.tensor([1e-40]) * 1.0).item() > 0
+    assert not any("fast-math" in flag for flag in native_build.COMMON)
+
+
+# ---------------------------------------------------------------------------------------------- attention
+def pages(dtype: torch.dtype, heads: int, width: int, count: int) -> KVLayer:
+    """Poisoned: what nobody wrote must not matter."""
+    shape = (count, heads, 16, width)
+    if dtype == torch.uint8:
+        return KVLayer(*(torch.full(shape, 255, dtype=dtype) for _ in range(2)), *(torch.full(shape[:3], torch.nan) for _ in range(4)))
+    return KVLayer(*(torch.full(shape, torch.nan, dtype=dtype) for _ in range(2)))
+
+
+def batch(before, counts, tables, half) -> Batch:
+    positions = torch.cat([torch.arange(b, b + c) for b, c in zip(before, counts)])
+    sequence = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+    starts = torch.tensor([0, *counts]).cumsum(0).to(torch.int32)
+    lengths = torch.tensor([b + c for b, c in zip(before, counts)], dtype=torch.int32)
+    used = -(-int(lengths.max()) // 16)
+    angle = positions[:, None] / 10000 ** (torch.arange(half) / half)
+    return Batch(torch.zeros_like(positions), positions, starts, lengths, tables[:, :used].contiguous(),
+                 tables[sequence, positions // 16].long() * 16 + positions % 16, torch.arange(len(positions)),
+                 angle.cos()[None].contiguous(), angle.sin()[None].contiguous())
+
+
+SHAPES = [  # heads, kv_heads, head_dim, rotated, window, softcap, head norms
+    (9, 3, 64, 64, None, None, False), (4, 4, 32, 32, 20, None, True), (8, 2, 80, 40, 130, 30.0, True), (6, 1, 20, 20, None, None, False),
+    (2, 2, 256, 64, 140, 50.0, False)]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.uint8], ids=str)
+def test_attention(ops, rng, dtype, shape):
+    heads, kv_heads, width, rotated, window, cap, norms = shape
+    norm = [torch.rand(width, generator=rng) + 0.5 if norms else None for _ in "qk"]
+    spec = AttentionSpec(0, heads, kv_heads, width, width**-0.5, window, cap, 0, *norm)
+    total = [int(n) for n in torch.randint(1, 230, (3,), generator=rng)]
+    tables = torch.randperm(70, generator=rng)[:69].view(3, 23).to(torch.int32)
+    rows = [torch.randn(n, (heads + 2 * kv_heads) * width, generator=rng) for n in total]
+    ours, theirs, specification = pages(dtype, kv_heads, width, 70), pages(dtype, kv_heads, width, 70), ref.RefOps()
+    done, found = [0, 0, 0], [[], [], []]
+    while done != total:                                       # any chunking, any company
+        live = [s for s in range(3) if done[s] < total[s]]
+        counts = [min(total[s] - done[s], int(torch.tensor([1, 1, 5, 40, 100])[torch.randint(5, (1,), generator=rng)])) for s in live]
+        given = batch([done[s] for s in live], counts, tables[live], rotated // 2)
+        x = torch.cat([rows[s][done[s]:done[s] + c] for s, c in zip(live, counts)])
+        y = ops.attend(x, spec, ours, given).floats.clone()
+        assert error(y, specification.attend(x, spec, theirs, given)) < (2e-3 if dtype == torch.uint8 else 2e-4)
+        for s, part in zip(live, y.split(counts)):
+            found[s].append(part)
+            done[s] += len(part)
+    for s in range(3):
+        y = ops.attend(rows[s], spec, pages(dtype, kv_heads, width, 70), batch([0], [total[s]], tables[[s]], rotated // 2)).floats
+        assert torch.equal(y, torch.cat(found[s]))
+
+
+# ---------------------------------------------------------------------------------------------- replay
+def toy(ops, rng, extra=None):
+    """A one-layer pass made of ops; ``extra`` does something between them."""
+    table, out = ops.pack(weight(rng, 40, 64, 8, 32, "center")), ops.pack(weight(rng, 64, 64, 4, 32, "center"))
+    qkv, norm = ops.pack(weight(rng, 128, 64, 4, 32, "zero")), torch.rand(64, generator=rng)
+    spec = AttentionSpec(0, 2, 1, 32, 0.2)
+
+    def forward(given, kv):
+        x = ops.embed(table, given.ids)
+        if extra:
+            extra(x, given)
+        ops.matmul_add(ops.attend(ops.matmul(ops.norm(x, norm, 1e-5), qkv), spec, kv[0], given), out, x)
+        return x
+
+    return forward
+
+
+@pytest.mark.parametrize("foreign", [False, True])
+def test_replay_equals_the_ordinary_pass_or_is_refused(ops, rng, foreign):
+    extra = (lambda x, given: x.add_(given.positions[:, None] * 0.01)) if foreign else None
+    forward = toy(ops, rng, extra)
+    replayed, kv, plain_kv = ops.replay(forward), (pages(torch.float16, 1, 32, 9),), (pages(torch.float16, 1, 32, 9),)
+    tables = torch.randperm(9, generator=rng)[:8].view(2, 4).to(torch.int32)
+    for step in range(20):
+        given = batch([step, step], [1, 1], tables, 16)
+        given.ids = torch.randint(0, 40, (2,), generator=rng)
+        assert torch.equal(replayed(given, kv).clone(), forward(given, plain_kv))
+    assert replayed.replays(2) is not foreign
+
+
+# ---------------------------------------------------------------------------------------------- the build
+def test_no_compiler_is_said(monkeypatch, tmp_path):
+    monkeypatch.setenv("CXX", str(tmp_path / "none"))
+    with pytest.raises(MissingRequirement, match="compiler"):
+        cpu.make("auto", 1)
+
+
+def test_failed_build_is_said_and_leaves_nothing(monkeypatch, tmp_path):
+    fake = tmp_path / "cxx"
+    fake.write_text("#!/bin/sh\nif [ \"$1\" = --version ]; then echo fake 1; exit 0; fi\necho no such luck >&2\nexit 1\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("CXX", str(fake))
+    with pytest.raises(MissingRequirement, match="could not be built") as caught:
+        native_build.library("portable", tmp_path / "cache")
+    assert "no such luck" in caught.value.evidence["said"] and not list((tmp_path / "cache").iterdir())
+
+
+def test_builds_at_once_share_one_file(tmp_path):
+    with ThreadPoolExecutor(2) as pool:
+        paths = list(pool.map(lambda _: native_build.library("portable", tmp_path, ("-O1",)), range(2)))
+    assert paths[0] == paths[1] and list(tmp_path.iterdir()) == [paths[0]]
+    assert native_abi.Context(paths[0], 1).isa == "portable"
