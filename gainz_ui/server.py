@@ -97,7 +97,7 @@ def build_app(house: House, page: Callable[[House], Any] | None = None) -> Any:
     app = gr.mount_gradio_app(app, app.state.demo, path="/", server_name=settings.host, server_port=settings.port,
                               allowed_paths=[str(settings.outputs.resolve())], max_file_size=UPLOAD_LIMIT,
                               blocked_paths=[str(folder.resolve()) for folder in (settings.models, settings.logs)],
-                              **shell.mount_options())
+                              **shell.mount_options(settings.language))
     app.add_middleware(Guard, host=settings.host, key=settings.api_key, hosts=settings.allowed_hosts,
                        origins=settings.allowed_origins)
     return app
@@ -108,7 +108,7 @@ def _page(house: House) -> Any:
     from gainz_ui.services import doctor
     return shell.build(house.studio, house.settings, house.store, house.tasks,
                        doctor=lambda: doctor.examine(house.settings, house.studio.registry),
-                       api=lambda: api_names.register(house.studio))
+                       api=lambda: api_names.register(house.studio), startup=house.startup)
 
 
 # ---------------------------------------------------------------------------------------------- running
