@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from backends.base import Backend, BrokenFile, Cancel, Claim, LocalOptions, Model, ModelDir, Progress, ProgressFn, UnknownFormat
+from backends.base import (
+    Backend, BrokenFile, Cancel, Claim, LocalOptions, Model, ModelDir, Progress, ProgressFn, UnknownFormat)
 from backends.gguf_file import SPLIT_NAME, GgufFile, read_model
 
 # Files that accompany a model and are none: image projectors, importance matrices, adapters, draft heads' vocabularies.
@@ -16,7 +17,7 @@ COMPANION = re.compile(r"(^|[-_.])(mmproj|imatrix|lora|vocab)([-_.]|$)", re.IGNO
 
 
 def find(model: ModelDir) -> Path | None:
-    """The file to open; None where there is none, or safetensors beside several. UnknownFormat where it is not clear which."""
+    """The file to open; None where there is none, or safetensors beside several. UnknownFormat: it is not clear which."""
     names = [name for name in model.ending(".gguf") if model.path.is_file() or not COMPANION.search(Path(name).stem)]
     firsts = [name for name in names if (match := SPLIT_NAME.match(Path(name).name)) is None or int(match["part"]) == 1]
     if len(firsts) == 1:

@@ -28,13 +28,16 @@ READ_AHEAD = 1 << 20                # bytes fetched at once: metadata is read fr
 TYPES: dict[int, tuple[str, int, int]] = {
     0: ("F32", 1, 4), 1: ("F16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22), 7: ("Q5_1", 32, 24),
     8: ("Q8_0", 32, 34), 9: ("Q8_1", 32, 40), 10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110), 12: ("Q4_K", 256, 144),
-    13: ("Q5_K", 256, 176), 14: ("Q6_K", 256, 210), 15: ("Q8_K", 256, 292), 16: ("IQ2_XXS", 256, 66), 17: ("IQ2_XS", 256, 74),
-    18: ("IQ3_XXS", 256, 98), 19: ("IQ1_S", 256, 50), 20: ("IQ4_NL", 32, 18), 21: ("IQ3_S", 256, 110), 22: ("IQ2_S", 256, 82),
+    13: ("Q5_K", 256, 176), 14: ("Q6_K", 256, 210), 15: ("Q8_K", 256, 292), 16: ("IQ2_XXS", 256, 66),
+    17: ("IQ2_XS", 256, 74),
+    18: ("IQ3_XXS", 256, 98), 19: ("IQ1_S", 256, 50), 20: ("IQ4_NL", 32, 18), 21: ("IQ3_S", 256, 110),
+    22: ("IQ2_S", 256, 82),
     23: ("IQ4_XS", 256, 136), 24: ("I8", 1, 1), 25: ("I16", 1, 2), 26: ("I32", 1, 4), 27: ("I64", 1, 8), 28: ("F64", 1, 8),
     29: ("IQ1_M", 256, 56), 30: ("BF16", 1, 2), 34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66), 39: ("MXFP4", 32, 17),
     40: ("NVFP4", 64, 36), 41: ("Q1_0", 128, 18)}
 
-SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}   # value type: struct code
+SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q",
+           12: "d"}   # value type: struct code
 STRING, ARRAY = 8, 9
 SPLIT_NAME = re.compile(r"^(?P<stem>.+)-(?P<part>\d{5})-of-(?P<count>\d{5})\.gguf$", re.IGNORECASE)
 
@@ -89,7 +92,7 @@ class Strings(Sequence[str]):
 
 @dataclass(frozen=True)
 class GgufFile:
-    """What the header says. ``metadata`` values are int, float, bool, str, `Strings` or `array.array` (arrays of numbers)."""
+    """What the header says. ``metadata`` values: int, float, bool, str, `Strings`, or `array.array` for numbers."""
 
     path: Path
     version: int
@@ -102,7 +105,8 @@ class GgufFile:
     def architecture(self) -> str:
         value = self.metadata.get("general.architecture")
         if not isinstance(value, str) or not value:
-            raise BrokenFile(f"{self.path.name} does not say its architecture.", file=self.path.name, key="general.architecture")
+            raise BrokenFile(f"{self.path.name} does not say its architecture.", file=self.path.name,
+                             key="general.architecture")
         return value
 
     def get(self, key: str, default: Any = None) -> Any:
@@ -161,7 +165,8 @@ def split_parts(first: Path, count: int) -> list[Path]:
     """The files of a split model in order. BrokenFile naming the first that is missing."""
     match = SPLIT_NAME.match(first.name)
     if match is None or int(match["count"]) != count:
-        raise BrokenFile(f"{first.name} says it is one of {count} parts, but is not named NAME-00001-of-{count:05}.gguf.", file=first.name)
+        raise BrokenFile(f"{first.name} says it is one of {count} parts, but is not named NAME-00001-of-{count:05}.gguf.",
+                         file=first.name)
     parts = [first.with_name(f"{match['stem']}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1)]
     for part in parts:
         if not part.is_file():
@@ -226,11 +231,13 @@ class _Reader:
     def version(self) -> int:
         if self.size < 24 or self.take(4, "the magic") != b"GGUF":
             if self.size >= 24:
-                raise UnknownFormat(f"{self.path.name} is not a GGUF file: it does not begin with GGUF.", file=self.path.name)
+                raise UnknownFormat(f"{self.path.name} is not a GGUF file: it does not begin with GGUF.",
+                                    file=self.path.name)
             raise self.broken("too short for a GGUF header.", bytes=self.size)
         version = self.number("I", "the version")
         if version and not version & 0xFFFF:
-            raise UnknownFormat(f"{self.path.name} is a big-endian GGUF file.", remedy="Use the little-endian file of this model.")
+            raise UnknownFormat(f"{self.path.name} is a big-endian GGUF file.",
+                                remedy="Use the little-endian file of this model.")
         if version not in (2, 3):
             raise UnknownFormat(f"{self.path.name} is GGUF version {version}; versions 2 and 3 are read.",
                                 remedy="Fetch a newer conversion of this model.", version=version)
@@ -302,18 +309,21 @@ class _Reader:
         shape = tuple(reversed(struct.unpack(f"<{dims}Q", self.take(8 * dims, name))))
         kind, offset = self.number("I", name), self.number("Q", name)
         if kind not in TYPES:
-            raise UnsupportedTensor(f"{self.path.name}: the tensor {name!r} has the unknown type {kind}.", tensor=name, type=kind)
+            raise UnsupportedTensor(f"{self.path.name}: the tensor {name!r} has the unknown type {kind}.", tensor=name,
+                                    type=kind)
         if not all(shape):
             raise self.broken(f"the tensor {name!r} is empty.", tensor=name, shape=shape)
         if shape[-1] % TYPES[kind][1]:
-            raise self.broken(f"a row of the tensor {name!r} is no whole number of {TYPES[kind][0]} blocks.", tensor=name, shape=shape)
+            raise self.broken(f"a row of the tensor {name!r} is no whole number of {TYPES[kind][0]} blocks.", tensor=name,
+                              shape=shape)
         return name, shape, kind, offset
 
     def check_places(self, tensors: list[TensorInfo]) -> None:
         end, before = 0, ""
         for tensor in tensors:
             if tensor.offset + tensor.bytes > self.size:
-                raise self.broken(f"the tensor {tensor.name!r} lies outside the file, which is cut or damaged.", tensor=tensor.name,
+                raise self.broken(f"the tensor {tensor.name!r} lies outside the file, which is cut or damaged.",
+                                  tensor=tensor.name,
                                   ends=tensor.offset + tensor.bytes, size=self.size)
             if tensor.offset < end:
                 raise self.broken(f"the tensors {before!r} and {tensor.name!r} overlap.", tensor=tensor.name)

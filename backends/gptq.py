@@ -1,4 +1,4 @@
-"""GPTQ checkpoints, by whatever tool wrote them, and compressed-tensors' pack-quantized ones. Claims from names and small JSON."""
+"""GPTQ checkpoints, by whatever tool wrote them, and compressed-tensors' pack-quantized ones. Claims are cheap."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def claims(model: ModelDir) -> Claim | None:
         if looks_packed(model):
             raise UnknownFormat(f"{model.name!r} holds packed weights, but no quantization metadata was found.",
                                 looked_for="quantization_config in config.json, quantize_config.json, quant_config.json",
-                                remedy="Fetch the checkpoint again, with its quantize_config.json or a config.json that has the settings.")
+                                remedy="Fetch the checkpoint again, with its quantize_config.json.")
         return None
     if quantization.method not in ("gptq", COMPRESSED):
         return None

@@ -16,8 +16,10 @@ from backends.base import ModelDir, read_json
 
 INSIDE, GPTQ_FILE, AWQ_FILE = "config.json", "quantize_config.json", "quant_config.json"
 SPELLINGS: dict[str, tuple[str, ...]] = {
-    "method": ("quant_method", "method"), "bits": ("bits", "w_bit", "wbits"), "group": ("group_size", "q_group_size", "groupsize"),
-    "act-order": ("desc_act",), "symmetric": ("sym",), "zero points": ("zero_point",), "layout": ("checkpoint_format", "format", "version")}
+    "method": ("quant_method", "method"), "bits": ("bits", "w_bit", "wbits"),
+    "group": ("group_size", "q_group_size", "groupsize"),
+    "act-order": ("desc_act",), "symmetric": ("sym",), "zero points": ("zero_point",),
+    "layout": ("checkpoint_format", "format", "version")}
 PEEK = 64 << 20            # bytes of a safetensors header that are looked through
 
 

@@ -12,10 +12,13 @@ import torch
 
 TYPES = gguf.GGMLQuantizationType
 # Where each block type keeps its fp16 numbers; the rest of a block may hold any bits.
-HALVES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,),
+HALVES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "Q4_0": (0,), "Q4_1": (0, 2),
+          "Q5_0": (0,),
           "Q5_1": (0, 2), "Q8_0": (0,)}
-HF_NAMES = {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
-            "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm",
+HF_NAMES = {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+            "self_attn.o_proj": "attn_output",
+            "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+            "input_layernorm": "attn_norm",
             "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm", "post_attention_layernorm": "ffn_norm"}
 GEMMA_NAMES = HF_NAMES | {"post_attention_layernorm": "post_attention_norm", "pre_feedforward_layernorm": "ffn_norm",
                           "post_feedforward_layernorm": "post_ffw_norm"}
@@ -49,7 +52,8 @@ def to_gguf_tensors(model, paired: bool = False, offset: float = 0.0, names: dic
                 value = interleave(value, config.num_attention_heads if key == "attn_q" else config.num_key_value_heads)
             title = f"blk.{parts[2]}.{key}.{parts[-1]}"
         else:
-            title = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}[name.rsplit(".", 1)[0]] + ".weight"
+            title = {"model.embed_tokens": "token_embd", "model.norm": "output_norm",
+                     "lm_head": "output"}[name.rsplit(".", 1)[0]] + ".weight"
             if title == "output.weight" and config.tie_word_embeddings:
                 continue
         out[title] = (value + offset if offset and title.endswith("norm.weight") else value).contiguous().numpy()
@@ -58,7 +62,8 @@ def to_gguf_tensors(model, paired: bool = False, offset: float = 0.0, names: dic
 
 def base_metadata(config, **more) -> dict:
     """The keys that every architecture has, without the prefix."""
-    return {"context_length": config.max_position_embeddings, "embedding_length": config.hidden_size, "block_count": config.num_hidden_layers,
+    return {"context_length": config.max_position_embeddings, "embedding_length": config.hidden_size,
+            "block_count": config.num_hidden_layers,
             "feed_forward_length": config.intermediate_size, "attention.head_count": config.num_attention_heads,
             "attention.head_count_kv": config.num_key_value_heads, "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
             "attention.key_length": config.head_dim, "attention.value_length": config.head_dim} | more
@@ -113,7 +118,8 @@ def entry(name: str, dims: list[int], kind: int, offset: int) -> bytes:
     return text(name) + struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, kind, offset)
 
 
-def raw_file(path: Path, pairs: list[bytes], entries: list[bytes], data: bytes = b"", *, version: int = 3, magic: bytes = b"GGUF",
+def raw_file(path: Path, pairs: list[bytes], entries: list[bytes], data: bytes = b"", *, version: int = 3,
+             magic: bytes = b"GGUF",
              counts: tuple[int, int] | None = None, alignment: int = 32) -> Path:
     tensors, keys = counts or (len(entries), len(pairs))
     head = magic + struct.pack("<IQQ", version, tensors, keys) + b"".join(pairs) + b"".join(entries)

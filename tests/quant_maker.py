@@ -1,4 +1,4 @@
-"""Packs whole numbers as GPTQ, AWQ and compressed-tensors do, bit by bit with Python's own integers, and writes tiny checkpoints.
+"""Packs whole numbers as GPTQ, AWQ and compressed-tensors do, bit by bit in Python's own integers; writes tiny checkpoints.
 
 Slow and plain on purpose: it shares no code with what it tests.
 """
@@ -47,7 +47,8 @@ def gptq_layer(codes: Tensor, scale: Tensor, zero: Tensor, bits: int, index: Ten
     groups = scale.shape[1]
     index = torch.arange(codes.shape[1]) // -(-codes.shape[1] // groups) if index is None else index
     stored = zero if version == 2 else (zero.long() - 1) % (1 << bits)
-    return {"qweight": packed_columns(codes.T, bits, dtype), "qzeros": packed_rows(stored.T, bits, dtype), "scales": scale.T.contiguous().half(),
+    return {"qweight": packed_columns(codes.T, bits, dtype), "qzeros": packed_rows(stored.T, bits, dtype),
+            "scales": scale.T.contiguous().half(),
             "g_idx": index.int()}
 
 
@@ -61,31 +62,36 @@ def random_layer(outputs: int, inputs: int, bits: int, group: int, seed: int = 0
     generator = torch.Generator().manual_seed(seed)
     groups, top = -(-inputs // group), 1 << bits
     codes = torch.randint(0, top, (outputs, inputs), generator=generator)
-    zero = torch.full((outputs, groups), top // 2) if symmetric else torch.randint(0, top, (outputs, groups), generator=generator)
+    drawn = torch.randint(0, top, (outputs, groups), generator=generator)
+    zero = torch.full_like(drawn, top // 2) if symmetric else drawn
     return codes, torch.rand(outputs, groups, generator=generator) * 0.1 / top + 0.001, zero
 
 
-LAYERS = [f"{block}.{name}" for block, names in (("self_attn", ("q_proj", "k_proj", "v_proj", "o_proj")), ("mlp", ("gate_proj", "up_proj", "down_proj")))
+LAYERS = [f"{block}.{name}" for block, names in (("self_attn", ("q_proj", "k_proj", "v_proj", "o_proj")),
+                                                 ("mlp", ("gate_proj", "up_proj", "down_proj")))
           for name in names]
 
 
 def tiny_llama(**config) -> LlamaForCausalLM:
     torch.manual_seed(0)
-    sizes = dict(hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=16, vocab_size=512,
+    sizes = dict(hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+                 head_dim=16, vocab_size=512,
                  max_position_embeddings=256, pad_token_id=None, bos_token_id=0, eos_token_id=1)
     model = LlamaForCausalLM(LlamaConfig(**sizes | config)).eval()
-    for name, value in model.named_parameters():
+    for value in model.parameters():
         if value.ndim == 2:
             value.data = torch.randn_like(value) * 0.2
     return model
 
 
-def write(folder: Path, model: LlamaForCausalLM, layer, settings: dict | None, *, skip=(), extra: dict | None = None, file: str = "model.safetensors",
+def write(folder: Path, model: LlamaForCausalLM, layer, settings: dict | None, *, skip=(), extra: dict | None = None,
+          file: str = "model.safetensors",
           settings_file: str = "config.json", tokenizer: Path | None = None) -> Path:
-    """A checkpoint whose linear layers are what ``layer(name, shape)`` gives: (tensors of the file, dense weight). The model's own
-    weights become the dense ones, so that it is the reference."""
+    """A checkpoint whose linear layers are what ``layer(name, shape)`` gives: (tensors of the file, dense weight). The
+    model's own weights become the dense ones, so that it is the reference."""
     folder.mkdir(parents=True, exist_ok=True)
-    state = {name: value.clone() for name, value in model.state_dict().items() if name != "lm_head.weight" or not model.config.tie_word_embeddings}
+    state = {name: value.clone() for name, value in model.state_dict().items() if name != "lm_head.weight"
+             or not model.config.tie_word_embeddings}
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Linear) and name != "lm_head" and not any(part in name for part in skip):
             tensors, weight = layer(name, tuple(module.weight.shape))

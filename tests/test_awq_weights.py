@@ -30,13 +30,15 @@ def wanted(codes, scale, zero, group):
 
 
 def gemm(codes, scale, zero) -> dict:
-    return {"qweight": awq_rows(codes.T.contiguous()), "qzeros": awq_rows(zero.T.contiguous()), "scales": scale.T.contiguous().half()}
+    return {"qweight": awq_rows(codes.T.contiguous()), "qzeros": awq_rows(zero.T.contiguous()),
+            "scales": scale.T.contiguous().half()}
 
 
 def gemv(codes, scale, zero, width) -> dict:
     """Groups are padded to ``width``, a multiple of 8."""
     pad = torch.zeros(codes.shape[0], width - scale.shape[1])
-    return {"qweight": packed_rows(codes, 4), "qzeros": packed_rows(torch.cat([zero, pad.long()], 1), 4), "scales": torch.cat([scale, pad], 1).half()}
+    return {"qweight": packed_rows(codes, 4), "qzeros": packed_rows(torch.cat([zero, pad.long()], 1), 4),
+            "scales": torch.cat([scale, pad], 1).half()}
 
 
 def gemv_fast(codes, scale, zero, width, zeros_name="scaled_zeros") -> dict:
@@ -45,22 +47,25 @@ def gemv_fast(codes, scale, zero, width, zeros_name="scaled_zeros") -> dict:
     packed = torch.zeros(outputs // 4, inputs, dtype=torch.int32)
     for k in range(inputs):
         block, inside = divmod(k, 32)
-        pair, odd = divmod(inside, 2)                          # 16 pairs, dealt out to four eights in turn: pair p is the p//4-th of eight p % 4
+        pair, odd = divmod(inside,
+                           2)      # 16 pairs, dealt out to four eights in turn
         eight, place = pair % 4, 2 * (pair // 4) + odd
         shuffled = 32 * block + 8 * eight + (place // 2 if place % 2 == 0 else 4 + place // 2)      # evens before odds
         lane64, at = divmod(shuffled, 64)
         for n in range(outputs):
-            flat = (n % 4) * 64 + at                           # the four outputs' blocks of 64 one after another, then cut into words of four
+            flat = (n % 4) * 64 + at         # the four outputs' blocks of 64 one after another, cut into words of four
             packed[n // 4, lane64 * 64 + flat // 4] |= int(codes[n, k]) << 4 * (flat % 4)
     pad = torch.zeros(outputs, width - scale.shape[1])
     bias = -(scale.half().float() * zero)
-    return {"qweight": packed.to(torch.int16), "scales": torch.cat([scale, pad], 1).T.contiguous().half(), zeros_name: torch.cat([bias, pad], 1).T.contiguous().half()}
+    return {"qweight": packed.to(torch.int16), "scales": torch.cat([scale, pad], 1).T.contiguous().half(),
+            zeros_name: torch.cat([bias, pad], 1).T.contiguous().half()}
 
 
 def test_one_word_of_each_layout():
     """CK-20: columns 0 … 7 hold the codes 0 … 7."""
     eight = torch.arange(8)
-    assert awq_rows(eight[None]).item() & 0xFFFFFFFF == 0x75316420 and packed_rows(eight[None], 4).item() & 0xFFFFFFFF == 0x76543210
+    assert awq_rows(eight[None]).item() & 0xFFFFFFFF == 0x75316420
+    assert packed_rows(eight[None], 4).item() & 0xFFFFFFFF == 0x76543210
     one = torch.ones(8, 1), torch.zeros(8, 1, dtype=torch.long)
     assert read(AwqLayout(awq(group=8)), gemm(eight[:, None].repeat(1, 8), *one)).codes[:, 0].tolist() == list(range(8))
     assert read(AwqLayout(awq("gemv", group=8)), gemv(eight[None].repeat(8, 1), *one, 8)).codes[0].tolist() == list(range(8))
@@ -75,7 +80,8 @@ def test_every_layout_gives_the_formula(version, group):
     weight = read(AwqLayout(awq(version, group)), make(codes, scale, zero))
     torch.testing.assert_close(weight.codes.long(), codes, rtol=0, atol=0)
     # gemv_fast rounds zero * scale to float16 in the file itself
-    torch.testing.assert_close(weight.dequantize(), wanted(codes, scale, zero, size), rtol=0, atol=1e-4 if "fast" in version else 1e-7)
+    torch.testing.assert_close(weight.dequantize(), wanted(codes, scale, zero, size), rtol=0,
+                               atol=1e-4 if "fast" in version else 1e-7)
 
 
 def test_gemv_fast_under_its_other_name():
@@ -90,13 +96,15 @@ def test_without_zero_points_the_zero_is_the_middle(stored):
     tensors = gemm(codes, scale, torch.full((64, 2), 8))
     if not stored:
         del tensors["qzeros"]
-    torch.testing.assert_close(read(AwqLayout(awq(zero_point=False)), tensors).dequantize(), wanted(codes, scale, torch.full((64, 2), 8), 32), rtol=0, atol=1e-7)
+    torch.testing.assert_close(read(AwqLayout(awq(zero_point=False)), tensors).dequantize(),
+                               wanted(codes, scale, torch.full((64, 2), 8), 32), rtol=0, atol=1e-7)
 
 
 def test_what_does_not_fit_is_named():
     codes, scale, zero = random_layer(64, 64, 4, 32)
     tensors = gemm(codes, scale, zero)
-    for change, match in (({"scales": tensors["scales"][:1]}, r"up_proj.scales.*\[1, 64\].*\[2, 64\]"), ({"qzeros": None}, "lack .*up_proj.qzeros"),
+    for change, match in (({"scales": tensors["scales"][:1]}, r"up_proj.scales.*\[1, 64\].*\[2, 64\]"),
+                          ({"qzeros": None}, "lack .*up_proj.qzeros"),
                           ({"qzeros": tensors["qzeros"][:, :2]}, "up_proj.qzeros")):
         with pytest.raises(BrokenFile, match=match):
             read(AwqLayout(awq()), tensors | change)
@@ -114,7 +122,8 @@ def test_other_layouts_and_widths_are_refused_by_name():
 
 # ---------------------------------------------------------------------------------------------- compressed-tensors
 def compressed(bits=4, group=32, **weights) -> Quantization:
-    scheme = {"num_bits": bits, "type": "int", "symmetric": True, "strategy": "group" if group else "channel", "group_size": group} | weights
+    scheme = {"num_bits": bits, "type": "int", "symmetric": True, "strategy": "group" if group else "channel",
+              "group_size": group} | weights
     data = {"quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": ["lm_head"],
             "config_groups": {"group_0": {"targets": ["Linear"], "weights": scheme, "input_activations": None}}}
     return Quantization("compressed-tensors", data, {}, ("config.json",))
@@ -122,7 +131,8 @@ def compressed(bits=4, group=32, **weights) -> Quantization:
 
 def pack(codes, scale, zero=None, bits=4, index=None, packed_zero=True) -> dict:
     """Codes are stored shifted to be unsigned, which ours already are."""
-    tensors = {"weight_packed": packed_rows(codes, bits), "weight_scale": scale.half(), "weight_shape": torch.tensor(codes.shape)}
+    tensors = {"weight_packed": packed_rows(codes, bits), "weight_scale": scale.half(),
+               "weight_shape": torch.tensor(codes.shape)}
     if zero is not None:
         tensors["weight_zero_point"] = packed_columns(zero, bits) if packed_zero else (zero - (1 << bits - 1)).to(torch.int8)
     return tensors | ({} if index is None else {"weight_g_idx": index.int()})
@@ -148,8 +158,10 @@ def test_padded_rows_and_reordered_groups():
 
 def test_groups_of_the_settings_by_target():
     quantization = compressed(4, 32)
-    groups = dict(quantization.data["config_groups"]) | {"eight": {"targets": ["re:.*up_proj"], "weights": {"num_bits": 8, "strategy": "channel", "symmetric": True}}}
-    layout = CompressedLayout(Quantization("compressed-tensors", quantization.data | {"config_groups": groups}, {}, ("config.json",)))
+    eight = {"targets": ["re:.*up_proj"], "weights": {"num_bits": 8, "strategy": "channel", "symmetric": True}}
+    groups = dict(quantization.data["config_groups"]) | {"eight": eight}
+    layout = CompressedLayout(Quantization("compressed-tensors", quantization.data | {"config_groups": groups}, {},
+                                           ("config.json",)))
     assert layout.scheme(NAME)["num_bits"] == 8 and layout.scheme("model.layers.0.mlp.down_proj")["num_bits"] == 4
 
 
@@ -157,9 +169,11 @@ def test_what_compressed_tensors_has_besides_is_refused():
     base = compressed().data
     group = base["config_groups"]["group_0"]
     for data, error, match in (
-            (base | {"format": "float-quantized"}, UnknownFormat, "float-quantized"), (base | {"transform_config": {"x": 1}}, NotSupported, "rotations"),
+            (base | {"format": "float-quantized"}, UnknownFormat, "float-quantized"),
+            (base | {"transform_config": {"x": 1}}, NotSupported, "rotations"),
             (base | {"config_groups": {"g": group | {"input_activations": {"num_bits": 8}}}}, NotSupported, "activations"),
-            (base | {"config_groups": {"g": group | {"weights": {"num_bits": 4, "type": "float"}}}}, UnsupportedTensor, "float"),
+            (base | {"config_groups": {"g": group | {"weights": {"num_bits": 4, "type": "float"}}}}, UnsupportedTensor,
+             "float"),
             (base | {"config_groups": {}}, BrokenFile, "config_groups")):
         with pytest.raises(error, match=match):
             CompressedLayout(Quantization("compressed-tensors", data, {}, ("config.json",)))

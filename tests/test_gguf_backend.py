@@ -21,7 +21,8 @@ from tests.test_gguf_weights import FAMILIES, SIZES, model_of, tensors_of
 
 VOCABULARY = byte_vocabulary(320)
 TEMPLATE = {"tokenizer.chat_template": "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"}
-WIDE = dict(hidden_size=256, intermediate_size=256, num_attention_heads=4, head_dim=64, vocab_size=320)     # whole K-quant rows
+WIDE = dict(hidden_size=256, intermediate_size=256, num_attention_heads=4, head_dim=64,
+            vocab_size=320)     # whole K-quant rows
 REF = dict(kernels="ref", dtype="float32", context=128)
 
 
@@ -38,7 +39,8 @@ def made(tmp_path: Path, family: str, kind: str = "F32", name: str = "m.gguf", *
 
 def packed(value: np.ndarray, kind: str, seed: int):
     """K-quants have no quantizer in Python: any bits will do, of a size that keeps the model sane."""
-    return (random_blocks(kind, *value.shape, seed=seed, size=2e-4), kind) if "K" in kind else (gguf.quantize(value, TYPES[kind]), kind)
+    return (random_blocks(kind, *value.shape, seed=seed, size=2e-4), kind) if "K" in kind else (gguf.quantize(value,
+        TYPES[kind]), kind)
 
 
 def replace_matrices(model, tensors, paired: bool) -> None:
@@ -53,7 +55,8 @@ def replace_matrices(model, tensors, paired: bool) -> None:
         key = {"token_embd": "model.embed_tokens.weight", "output": "lm_head.weight"}.get(parts[0])
         if key is None:
             key = f"model.layers.{parts[1]}.{back[parts[2]]}.weight"
-            heads = {"attn_q": model.config.num_attention_heads, "attn_k": model.config.num_key_value_heads}.get(parts[2]) if paired else None
+            heads = {"attn_q": model.config.num_attention_heads,
+                     "attn_k": model.config.num_key_value_heads}.get(parts[2]) if paired else None
             if heads:
                 dense = dense.reshape(heads, -1, 2, dense.shape[1]).swapaxes(1, 2).reshape(dense.shape)
         state[key].copy_(torch.from_numpy(np.ascontiguousarray(dense)))
@@ -88,7 +91,8 @@ def test_every_family_gives_transformers_logits(tmp_path, family):
     model.close()
 
 
-@pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"])
+@pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K",
+                                  "Q6_K"])
 def test_every_type_gives_the_logits_of_its_dequantized_weights(tmp_path, kind):
     path, reference = made(tmp_path, "llama", kind, **WIDE)
     model = load_model(path, **REF)
@@ -142,7 +146,8 @@ def foreign(tmp_path, architecture: str, config: dict, keys: dict):
     torch.manual_seed(0)
     made_config = CONFIG_MAPPING[config["model_type"]].from_dict(config)
     model = AutoModelForCausalLM.from_config(made_config, dtype=torch.float32).eval()
-    names = gguf.get_tensor_name_map({v: k for k, v in gguf.MODEL_ARCH_NAMES.items()}[architecture], made_config.num_hidden_layers)
+    names = gguf.get_tensor_name_map({v: k for k, v in gguf.MODEL_ARCH_NAMES.items()}[architecture],
+                                     made_config.num_hidden_layers)
     tensors = {}
     for name, value in model.state_dict().items():
         stem, ending = name.rsplit(".", 1)
@@ -152,18 +157,22 @@ def foreign(tmp_path, architecture: str, config: dict, keys: dict):
 
 
 FOREIGN = {
-    "starcoder2": (dict(model_type="starcoder2", hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+    "starcoder2": (dict(model_type="starcoder2", hidden_size=64, intermediate_size=96, num_hidden_layers=2,
+                        num_attention_heads=4,
                         num_key_value_heads=2, vocab_size=320, max_position_embeddings=128, tie_word_embeddings=True),
                    {"attention.layer_norm_epsilon": 1e-5, "rope.freq_base": 10000.0}),
-    "phi3": (dict(model_type="phi3", hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-                  vocab_size=320, max_position_embeddings=128, pad_token_id=0, tie_word_embeddings=False, sliding_window=None),
+    "phi3": (dict(model_type="phi3", hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+                  num_key_value_heads=2,
+                  vocab_size=320, max_position_embeddings=128, pad_token_id=0, tie_word_embeddings=False,
+                  sliding_window=None),
              {"attention.layer_norm_rms_epsilon": 1e-5, "rope.freq_base": 10000.0, "rope.dimension_count": 16})}
 
 
 @pytest.mark.parametrize("architecture", FOREIGN)
 def test_other_architectures_run_through_transformers_and_say_so(tmp_path, architecture):
     config, keys = FOREIGN[architecture]
-    keys = {"context_length": 128, "embedding_length": 64, "block_count": 2, "feed_forward_length": 96, "attention.head_count": 4,
+    keys = {"context_length": 128, "embedding_length": 64, "block_count": 2, "feed_forward_length": 96,
+            "attention.head_count": 4,
             "attention.head_count_kv": 2} | keys
     path, reference = foreign(tmp_path, architecture, config, keys)
     model = load_model(path, **REF)
@@ -213,7 +222,8 @@ def test_a_cut_file_is_refused_by_claim_and_load(tmp_path):
 def test_a_type_that_is_not_read_is_claimed_by_name_and_refused_by_tensor(tmp_path):
     path, model = made(tmp_path, "llama")
     tensors = to_gguf_tensors(model, paired=True)
-    tensors = {n: (np.zeros((v.shape[0], v.shape[1] // 32 * 18), np.uint8), "IQ4_NL") if v.ndim == 2 else v for n, v in tensors.items()}
+    tensors = {n: (np.zeros((v.shape[0], v.shape[1] // 32 * 18), np.uint8), "IQ4_NL") if v.ndim == 2 else v
+               for n, v in tensors.items()}
     write(path, "llama", base_metadata(model.config) | VOCABULARY, tensors)
     assert backend.claims(ModelDir.of(path)).format == "GGUF IQ4_NL"
     with pytest.raises(UnsupportedTensor, match="IQ4_NL"):
@@ -227,7 +237,8 @@ def test_split_files_load_as_one_model(tmp_path):
     folder.mkdir()
     for number, part in enumerate((list(tensors.items())[:half], list(tensors.items())[half:])):
         keys = base_metadata(reference.config, **FAMILIES["llama"][2]) | VOCABULARY if number == 0 else {}
-        write(folder / f"m-{number + 1:05}-of-00002.gguf", "llama", keys | {"split.no": number, "split.count": 2, "split.tensors.count": len(tensors)}, dict(part))
+        write(folder / f"m-{number + 1:05}-of-00002.gguf", "llama", keys
+              | {"split.no": number, "split.count": 2, "split.tensors.count": len(tensors)}, dict(part))
     model = load_model(folder, **REF)
     check(model, reference, (17,))
     model.close()
@@ -250,7 +261,7 @@ def starter() -> Path:
     named = os.environ.get("STARTER_GGUF")
     place = Path(named) if named else Path(__file__).parent.parent / "models"
     found = [place] if place.is_file() else sorted(place.rglob("SmolLM2-135M-Instruct*.gguf"))
-    return found[0] if found else pytest.skip("the starter model is not there: put it under models/ or name it in STARTER_GGUF")
+    return found[0] if found else pytest.skip("the starter is not there: put it under models/ or name it in STARTER_GGUF")
 
 
 @pytest.mark.starter
@@ -262,7 +273,8 @@ def test_starter_tokens_equal_the_sources():
     fields = gguf.GGUFReader(starter()).fields
     tokens, merges = fields["tokenizer.ggml.tokens"].contents(), fields["tokenizer.ggml.merges"].contents()
     source = Tokenizer(models.BPE(vocab={t: i for i, t in enumerate(tokens)}, merges=[tuple(m.split(" ")) for m in merges]))
-    source.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    source.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True),
+                                                    pre_tokenizers.ByteLevel(add_prefix_space=False)])
     source.add_special_tokens([t for t, k in zip(tokens, fields["tokenizer.ggml.token_type"].contents()) if k == 3])
     model = load_model(starter(), context=64)
     for string in STRINGS:
@@ -288,7 +300,8 @@ def test_starter_logits_and_greedy_text_equal_transformers():
         for length in (1, 3, 15, 16, 17, 700):
             expected = reference(torch.tensor([text[:length]])).logits[0]
             assert float((rows(model.decoder, text[:length]) - expected).norm() / expected.norm()) <= 1e-4, length
-        wanted = reference.generate(torch.tensor([text[:40]]), max_new_tokens=24, do_sample=False, eos_token_id=None)[0, 40:].tolist()
+        wanted = reference.generate(torch.tensor([text[:40]]), max_new_tokens=24, do_sample=False, eos_token_id=None)[0,
+            40:].tolist()
     events = list(model.generate(Request(tuple(text[:40]), Sampling(max_tokens=24, ignore_eos=True)), Cancel()))
     assert [id for event in events for id in event.ids] == wanted
     model.close()

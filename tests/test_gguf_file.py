@@ -20,9 +20,12 @@ ARCH = pair("general.architecture", 8, text("llama"))
 
 
 def small(tmp_path, name="model.gguf"):
-    return write(tmp_path / name, "llama", {"block_count": 2, "rope.freq_base": 5e5, "tokenizer.ggml.tokens": ["a", "ü", "▁b"],
-                                            "tokenizer.ggml.scores": [0.5, 1.0, -2.0], "general.name": "small", "tokenizer.ggml.add_bos_token": True},
-                 {"a.weight": np.arange(64, dtype=np.float32).reshape(2, 32), "b.weight": (random_blocks("Q4_K", 3, 512), "Q4_K")})
+    return write(tmp_path / name, "llama", {"block_count": 2, "rope.freq_base": 5e5,
+                                            "tokenizer.ggml.tokens": ["a", "ü", "▁b"],
+                                            "tokenizer.ggml.scores": [0.5, 1.0, -2.0], "general.name": "small",
+                                            "tokenizer.ggml.add_bos_token": True},
+                 {"a.weight": np.arange(64, dtype=np.float32).reshape(2, 32),
+                  "b.weight": (random_blocks("Q4_K", 3, 512), "Q4_K")})
 
 
 def test_reads_what_the_gguf_package_wrote(tmp_path):
@@ -44,7 +47,8 @@ def test_directory_equals_that_of_the_gguf_package(tmp_path):
 
 
 def test_type_table_equals_that_of_ggml():
-    assert {number: (kind.name, *gguf.GGML_QUANT_SIZES[kind]) for kind in gguf.GGML_QUANT_SIZES for number in [int(kind)]} == TYPES
+    assert {number: (kind.name, *gguf.GGML_QUANT_SIZES[kind]) for kind in gguf.GGML_QUANT_SIZES
+            for number in [int(kind)]} == TYPES
 
 
 def test_type_and_bits_of_the_file_are_those_of_its_weights(tmp_path):
@@ -105,7 +109,8 @@ def test_unknown_tensor_type_is_named_with_its_tensor(tmp_path):
         read(path)
 
 
-@pytest.mark.parametrize("version,magic,words", [(1, b"GGUF", "version 1"), (4, b"GGUF", "version 4"), (3 << 24, b"GGUF", "big-endian"),
+@pytest.mark.parametrize("version,magic,words", [(1, b"GGUF", "version 1"), (4, b"GGUF", "version 4"),
+                                                 (3 << 24, b"GGUF", "big-endian"),
                                                  (3, b"GGJT", "not a GGUF file")])
 def test_other_containers_are_refused_by_name(tmp_path, version, magic, words):
     with pytest.raises(UnknownFormat, match=words):
@@ -136,15 +141,18 @@ def test_cut_at_every_place_is_a_load_error(tmp_path):
 def test_cut_large_file_costs_neither_time_nor_memory(tmp_path):
     """CK-24 at size: 64 MB whole, cut at 10, 50 and 99 %, each in a process of its own."""
     path = tmp_path / "large.gguf"
-    write(path, "llama", {"tokenizer.ggml.tokens": [f"token{i}" for i in range(20_000)]}, {"t": np.zeros((4096, 4096), np.float32)})
+    write(path, "llama", {"tokenizer.ggml.tokens": [f"token{i}" for i in range(20_000)]},
+          {"t": np.zeros((4096, 4096), np.float32)})
     size = path.stat().st_size
     code = ("import resource,sys,time\nfrom backends.errors import BrokenFile\nfrom backends.gguf_file import read_model\n"
             "before=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss; start=time.perf_counter()\n"
-            "try: read_model(sys.argv[1])\nexcept BrokenFile: print(time.perf_counter()-start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss-before)")
+            "try: read_model(sys.argv[1])\n"
+            "except BrokenFile: print(time.perf_counter()-start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss-before)")
     for part in (99, 50, 10):
         with open(path, "r+b") as file:
             file.truncate(size * part // 100)
-        seconds, kilobytes = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True).stdout.split()
+        seconds, kilobytes = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True,
+                                            check=True).stdout.split()
         assert float(seconds) < 1 and float(kilobytes) < 50_000
 
 

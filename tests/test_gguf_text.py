@@ -15,16 +15,20 @@ from backends.gguf_file import read
 from tests.gguf_maker import byte_vocabulary, write
 
 STRINGS = [
-    "Hello world", "two  spaces", "   three leading", "trailing   ", "a\tb\t\tc", "line\nline\n\n\nline", "\r\n\r\n", " \n \n ", "1234567 12 3.14",
-    "emoji 🦙🦙 👩‍👩‍👧 end", "世界，你好。", "日本語 テキスト", "naïve café", "cafe\u0301 e\u0301", "def f(x):\n    return x**2  # ok", "don't WE'LL they're I'M",
-    "<s>special</s> as <|im_end|> text", "a<|im_end|>\nb", "مرحبا بالعالم", "Привет, мир!", "x" * 50, "!?…—“”", "µ ½ Ⅷ ²", "", " ", "\n", "\u00a0nbsp\u2003em",
+    "Hello world", "two  spaces", "   three leading", "trailing   ", "a\tb\t\tc", "line\nline\n\n\nline", "\r\n\r\n",
+    " \n \n ", "1234567 12 3.14",
+    "emoji 🦙🦙 👩‍👩‍👧 end", "世界，你好。", "日本語 テキスト", "naïve café", "cafe\u0301 e\u0301", "def f(x):\n    return x**2  # ok",
+    "don't WE'LL they're I'M",
+    "<s>special</s> as <|im_end|> text", "a<|im_end|>\nb", "مرحبا بالعالم", "Привет, мир!", "x" * 50, "!?…—“”", "µ ½ Ⅷ ²",
+    "", " ", "\n", "\u00a0nbsp\u2003em",
     "https://example.org/a?b=c&d=%20", "{\"k\": [1, 2]}", "l'été d'Ivan"]
 CORPUS = (STRINGS + ["the quick brown fox jumps over the lazy dog and runs away from the other dogs again",
                      "12 123 1234 2024 1999 00 000 hello hello world worlds spaces special text returns"]) * 5
 GPT2 = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
 BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
 # As written in the tokenizer.json of Llama 3 and of Qwen 2.
-LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}" \
+         r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 QWEN2 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 SOURCES = {                 # pre: (normalizer, pre-tokenizer, ignore_merges) of the source's tokenizer.json
     "smollm": (None, pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), GPT2]), False),
@@ -34,7 +38,8 @@ SOURCES = {                 # pre: (normalizer, pre-tokenizer, ignore_merges) of
     "falcon": (None, pre_tokenizers.Sequence([pre_tokenizers.Punctuation("contiguous"), GPT2, pre_tokenizers.Digits(),
                                               pre_tokenizers.Split(Regex("[0-9][0-9][0-9]"), "isolated")]), False),
     "deepseek-coder": (None, pre_tokenizers.Sequence([*(pre_tokenizers.Split(Regex(p), "isolated") for p in (
-        r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+")), pre_tokenizers.Digits(individual_digits=True), BYTES]), False)}
+        r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+")), pre_tokenizers.Digits(individual_digits=True), BYTES]),
+                       False)}
 SPECIAL = ["<s>", "</s>", "<|im_end|>"]
 
 
@@ -44,7 +49,8 @@ def trained(pre: str) -> Tokenizer:
     if normalizer:
         tokenizer.normalizer = normalizer
     tokenizer.pre_tokenizer, tokenizer.decoder = cut, decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=600, special_tokens=SPECIAL, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
+    trainer = trainers.BpeTrainer(vocab_size=600, special_tokens=SPECIAL,
+                                  initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
     tokenizer.train_from_iterator(CORPUS, trainer)
     return tokenizer
 
@@ -54,7 +60,8 @@ def bpe_metadata(tokenizer: Tokenizer, pre: str, **more) -> dict:
     inner = json.loads(tokenizer.to_str())["model"]
     tokens = sorted(inner["vocab"], key=inner["vocab"].get)
     return {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": pre, "tokenizer.ggml.tokens": tokens,
-            "tokenizer.ggml.token_type": [3 if t in SPECIAL else 1 for t in tokens], "tokenizer.ggml.merges": [" ".join(m) for m in inner["merges"]],
+            "tokenizer.ggml.token_type": [3 if t in SPECIAL else 1 for t in tokens],
+            "tokenizer.ggml.merges": [" ".join(m) for m in inner["merges"]],
             "tokenizer.ggml.bos_token_id": 0, "tokenizer.ggml.eos_token_id": 1} | more
 
 
@@ -72,7 +79,8 @@ def test_byte_level_ids_equal_the_sources(tmp_path, pre):
 
 def test_the_sources_do_differ(tmp_path):
     """The strings tell the rules apart, or the test above would prove little."""
-    cuts = {pre: tuple(tuple(piece for piece, _ in cut.pre_tokenize_str(s)) for s in STRINGS) for pre, (_, cut, _) in SOURCES.items()}
+    cuts = {pre: tuple(tuple(piece for piece, _ in cut.pre_tokenize_str(s)) for s in STRINGS)
+            for pre, (_, cut, _) in SOURCES.items()}
     assert len(set(cuts.values())) == len(SOURCES)
 
 
@@ -88,9 +96,12 @@ def test_every_rule_compiles_and_loses_nothing(tmp_path, pre):
 def sentencepiece_model(kind: str, **more):
     spm = pytest.importorskip("sentencepiece")
     made = io.BytesIO()
-    spm.SentencePieceTrainer.train(sentence_iterator=iter([s for s in CORPUS if s.strip() and "\n" not in s]), model_writer=made, vocab_size=420,
-                                   model_type=kind, byte_fallback=True, bos_id=1, eos_id=2, unk_id=0, pad_id=-1, hard_vocab_limit=False,
-                                   normalization_rule_name="identity", remove_extra_whitespaces=False, minloglevel=2, character_coverage=0.98, **more)
+    spm.SentencePieceTrainer.train(sentence_iterator=iter([s for s in CORPUS if s.strip() and "\n" not in s]),
+                                   model_writer=made, vocab_size=420,
+                                   model_type=kind, byte_fallback=True, bos_id=1, eos_id=2, unk_id=0, pad_id=-1,
+                                   hard_vocab_limit=False,
+                                   normalization_rule_name="identity", remove_extra_whitespaces=False, minloglevel=2,
+                                   character_coverage=0.98, **more)
     return spm.SentencePieceProcessor(model_proto=made.getvalue())
 
 
@@ -99,17 +110,21 @@ def spm_metadata(processor, model: str, **more) -> dict:
     kinds, tokens = [], []
     for id in range(processor.vocab_size()):
         piece = processor.id_to_piece(id)
-        kind = 2 if processor.is_unknown(id) else 3 if processor.is_control(id) else 6 if processor.is_byte(id) else 5 if processor.is_unused(id) else 1
+        flags = ((2, processor.is_unknown(id)), (3, processor.is_control(id)), (6, processor.is_byte(id)),
+                 (5, processor.is_unused(id)))
+        kind = next((kind for kind, holds in flags if holds), 1)
         if piece in ("<|im_end|>", "  ".replace(" ", "▁"), "▁▁▁▁", "\n\n"):
             kind, piece = 4, piece.replace("▁", " ")
         kinds.append(kind)
         tokens.append(piece)
     return {"tokenizer.ggml.model": model, "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": kinds,
-            "tokenizer.ggml.scores": [float(processor.get_score(id)) for id in range(len(tokens))], "tokenizer.ggml.bos_token_id": 1,
+            "tokenizer.ggml.scores": [float(processor.get_score(id)) for id in range(len(tokens))],
+            "tokenizer.ggml.bos_token_id": 1,
             "tokenizer.ggml.eos_token_id": 2, "tokenizer.ggml.unknown_token_id": 0} | more
 
 
-PLAIN = [string for string in STRINGS if "<s>" not in string and string]       # sentencepiece knows no control tokens in a text
+PLAIN = [string for string in STRINGS if "<s>" not in string
+         and string]       # sentencepiece knows no control tokens in a text
 
 
 def test_sentencepiece_ids_equal_sentencepieces(tmp_path):
@@ -127,7 +142,8 @@ def test_gemma_ids_equal_sentencepieces(tmp_path):
     text = codec(tmp_path, spm_metadata(source, "llama", **{"tokenizer.ggml.add_space_prefix": False}), "gemma2")
     for string in PLAIN:
         assert text.encode(string, special=False) == source.encode(string), string
-        assert text.decode(source.encode(string)).replace("<|im_end|>", "") == source.decode(source.encode(string)).replace("<|im_end|>", ""), string
+        ids = source.encode(string)
+        assert text.decode(ids).replace("<|im_end|>", "") == source.decode(ids).replace("<|im_end|>", ""), string
 
 
 def test_unigram_ids_equal_sentencepieces(tmp_path):
@@ -143,7 +159,7 @@ def test_control_tokens_in_a_text_are_themselves(tmp_path):
     assert text.decode([1, 2]) == ""
 
 
-# ---------------------------------------------------------------------------------------------- what surrounds the vocabulary
+# ------------------------------------------------------------------------------------------ what surrounds the vocabulary
 def test_bos_is_written_where_the_file_or_its_kind_says_so(tmp_path):
     source = trained("gpt-2")
     hello = source.encode("hello").ids
@@ -156,14 +172,17 @@ def test_bos_is_written_where_the_file_or_its_kind_says_so(tmp_path):
 
 def test_eos_is_appended_where_the_file_says_so(tmp_path):
     source = trained("gpt-2")
-    text = codec(tmp_path, bpe_metadata(source, "gpt-2", **{"tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.add_eos_token": True}))
-    assert text.encode("hello") == [0, *source.encode("hello").ids, 1] and text.encode("hello", special=False) == source.encode("hello").ids
+    text = codec(tmp_path, bpe_metadata(source, "gpt-2", **{"tokenizer.ggml.add_bos_token": True,
+                                                            "tokenizer.ggml.add_eos_token": True}))
+    assert text.encode("hello") == [0, *source.encode("hello").ids, 1] and text.encode("hello",
+        special=False) == source.encode("hello").ids
 
 
 def test_end_ids_are_the_stated_and_the_named_ones(tmp_path):
     source = trained("gpt-2")
     more = {"tokenizer.ggml.eos_token_id": 5, "tokenizer.ggml.eot_token_id": 6, "tokenizer.ggml.eom_token_id": 7}
-    assert codec(tmp_path, bpe_metadata(source, "gpt-2", **more)).vocab.eos_ids == {5, 6, 7, 1, 2}     # </s>, <|im_end|> by name
+    text = codec(tmp_path, bpe_metadata(source, "gpt-2", **more))
+    assert text.vocab.eos_ids == {5, 6, 7, 1, 2}     # 1 and 2, </s> and <|im_end|>, by name
 
 
 def test_an_end_token_that_nobody_marked_is_never_text(tmp_path):
@@ -191,9 +210,12 @@ def test_no_template_says_so(tmp_path):
 
 # ---------------------------------------------------------------------------------------------- refusals
 @pytest.mark.parametrize("change,error,words", [
-    ({"tokenizer.ggml.pre": "future-bpe"}, UnknownFormat, "future-bpe"), ({"tokenizer.ggml.model": "rwkv"}, UnknownFormat, "rwkv"),
-    ({"tokenizer.ggml.merges": ["Ġ zzz"]}, BrokenFile, "cannot be built"), ({"tokenizer.ggml.merges": ["Ġ"]}, BrokenFile, "no merge"),
-    ({"tokenizer.ggml.token_type": [1, 1]}, BrokenFile, "types"), ({"tokenizer.ggml.eos_token_id": 10_000}, BrokenFile, "beyond"),
+    ({"tokenizer.ggml.pre": "future-bpe"}, UnknownFormat, "future-bpe"),
+    ({"tokenizer.ggml.model": "rwkv"}, UnknownFormat, "rwkv"),
+    ({"tokenizer.ggml.merges": ["Ġ zzz"]}, BrokenFile, "cannot be built"),
+    ({"tokenizer.ggml.merges": ["Ġ"]}, BrokenFile, "no merge"),
+    ({"tokenizer.ggml.token_type": [1, 1]}, BrokenFile, "types"), ({"tokenizer.ggml.eos_token_id": 10_000}, BrokenFile,
+                                                                   "beyond"),
     ({"tokenizer.ggml.tokens": ["a"] * 320}, BrokenFile, "twice"), ({"tokenizer.ggml.model": "t5"}, BrokenFile, "score"),
     ({"tokenizer.ggml.tokens": "none"}, BrokenFile, "no vocabulary")])
 def test_what_cannot_be_is_refused(tmp_path, change, error, words):

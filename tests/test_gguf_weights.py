@@ -1,4 +1,4 @@
-"""GGUF weights: every block type against ggml's own reference, every family against the transformers model it was made of."""
+"""GGUF weights: every block type against ggml's own reference, every family against the transformers model it came from."""
 
 from __future__ import annotations
 
@@ -33,31 +33,42 @@ def test_any_block_dequantizes_to_what_ggml_says(kind):
 
 
 # ---------------------------------------------------------------------------------------------- families
-SIZES = dict(hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, head_dim=32,
+SIZES = dict(hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
+             head_dim=32,
              vocab_size=80, max_position_embeddings=256, rms_norm_eps=1e-5)
-LLAMA3 = {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+LLAMA3 = {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 8192}
 WINDOW = dict(hidden_activation="gelu_pytorch_tanh", sliding_window=8, query_pre_attn_scalar=32, tie_word_embeddings=True)
-# name: (architecture in the file, config of the transformers model, keys that llama.cpp's converter adds, how it lays tensors out)
+# name: (architecture in the file, config of the transformers model, keys of llama.cpp's converter, how it lays tensors out)
 FAMILIES = {
-    "llama": ("llama", dict(model_type="llama", rope_theta=5e5), {"rope.freq_base": 5e5, "rope.dimension_count": 32}, dict(paired=True)),
+    "llama": ("llama", dict(model_type="llama", rope_theta=5e5), {"rope.freq_base": 5e5, "rope.dimension_count": 32},
+              dict(paired=True)),
     "llama tied": ("llama", dict(model_type="llama", tie_word_embeddings=True), {}, dict(paired=True)),
     "llama biased": ("llama", dict(model_type="llama", attention_bias=True), {}, dict(paired=True)),
-    "llama 3.2": ("llama", dict(model_type="llama", rope_theta=5e5, rope_scaling=LLAMA3), {"rope.freq_base": 5e5}, dict(paired=True)),
+    "llama 3.2": ("llama", dict(model_type="llama", rope_theta=5e5, rope_scaling=LLAMA3), {"rope.freq_base": 5e5},
+                  dict(paired=True)),
     "llama linear": ("llama", dict(model_type="llama", rope_scaling={"rope_type": "linear", "factor": 4.0}),
                      {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}, dict(paired=True)),
-    "llama yarn": ("llama", dict(model_type="llama", rope_scaling={"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}),
-                   {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 64}, dict(paired=True)),
+    "llama yarn": ("llama", dict(model_type="llama", rope_scaling={"rope_type": "yarn", "factor": 4.0,
+                                                                   "original_max_position_embeddings": 64}),
+                   {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 64},
+                   dict(paired=True)),
     "mistral": ("llama", dict(model_type="mistral", sliding_window=8), {"attention.sliding_window": 8}, dict(paired=True)),
     "qwen2": ("qwen2", dict(model_type="qwen2", rope_theta=1e6), {"rope.freq_base": 1e6}, {}),
     "qwen3": ("qwen3", dict(model_type="qwen3", rope_theta=1e6, tie_word_embeddings=True), {"rope.freq_base": 1e6}, {}),
-    "smollm3": ("smollm3", dict(model_type="smollm3", num_hidden_layers=4, rope_theta=2e6, use_sliding_window=False, pad_token_id=0, bos_token_id=None, eos_token_id=None),
+    "smollm3": ("smollm3", dict(model_type="smollm3", num_hidden_layers=4, rope_theta=2e6, use_sliding_window=False,
+                                pad_token_id=0, bos_token_id=None, eos_token_id=None),
                 {"rope.freq_base": 2e6}, dict(paired=True)),
-    "gemma": ("gemma", dict(model_type="gemma", hidden_activation="gelu_pytorch_tanh", tie_word_embeddings=True), {}, dict(offset=1.0)),
+    "gemma": ("gemma", dict(model_type="gemma", hidden_activation="gelu_pytorch_tanh", tie_word_embeddings=True), {},
+              dict(offset=1.0)),
     "gemma2": ("gemma2", dict(model_type="gemma2", attn_logit_softcapping=20.0, final_logit_softcapping=10.0, **WINDOW),
-               {"attention.sliding_window": 8, "attn_logit_softcapping": 20.0, "final_logit_softcapping": 10.0}, dict(offset=1.0, names=GEMMA_NAMES)),
-    "gemma3": ("gemma3", dict(model_type="gemma3_text", num_hidden_layers=7, rope_scaling={"rope_type": "linear", "factor": 8.0}, rope_theta=1e6,
+               {"attention.sliding_window": 8, "attn_logit_softcapping": 20.0, "final_logit_softcapping": 10.0},
+               dict(offset=1.0, names=GEMMA_NAMES)),
+    "gemma3": ("gemma3", dict(model_type="gemma3_text", num_hidden_layers=7,
+                              rope_scaling={"rope_type": "linear", "factor": 8.0}, rope_theta=1e6,
                               rope_local_base_freq=10000.0, sliding_window_pattern=6, **WINDOW),
-               {"attention.sliding_window": 8, "rope.freq_base": 1e6, "rope.scaling.type": "linear", "rope.scaling.factor": 8.0},
+               {"attention.sliding_window": 8, "rope.freq_base": 1e6, "rope.scaling.type": "linear",
+                "rope.scaling.factor": 8.0},
                dict(offset=1.0, names=GEMMA_NAMES)),
 }
 
@@ -118,11 +129,13 @@ def test_quantized_matrices_come_out_in_the_order_of_transformers(tmp_path, fami
     packed = {n: (gguf.quantize(v, TYPES[kind]), kind) if v.ndim == 2 else v for n, v in tensors.items()}
     source = GgufWeights(read_model(write(tmp_path / "m.gguf", architecture, base_metadata(model.config, **keys), packed)))
     state = model.state_dict()
-    for module in ("model.layers.1.self_attn.q_proj", "model.layers.1.self_attn.k_proj", "model.layers.2.mlp.down_proj", "model.embed_tokens"):
+    for module in ("model.layers.1.self_attn.q_proj", "model.layers.1.self_attn.k_proj", "model.layers.2.mlp.down_proj",
+                   "model.embed_tokens"):
         weight, bias = source.linear(module)
         assert bias is None and isinstance(weight, QWeight) == kind.startswith("Q")
         dense = weight.dequantize() if isinstance(weight, QWeight) else weight.float()
-        wanted = gguf.dequantize(gguf.quantize(state[f"{module}.weight"].numpy(), TYPES[kind]), TYPES[kind])    # rows are independent
+        wanted = gguf.dequantize(gguf.quantize(state[f"{module}.weight"].numpy(), TYPES[kind]),
+                                 TYPES[kind])    # rows are independent
         torch.testing.assert_close(dense, torch.from_numpy(wanted), rtol=0, atol=0)
         torch.testing.assert_close(source.tensor(f"{module}.weight").float(), torch.from_numpy(wanted), rtol=0, atol=0)
 
@@ -131,7 +144,8 @@ def test_quantized_matrices_come_out_in_the_order_of_transformers(tmp_path, fami
 def test_k_quants_inside_a_model(tmp_path, kind):
     sizes = dict(hidden_size=256, intermediate_size=256, num_attention_heads=4, head_dim=64)
     model = model_of(FAMILIES["llama"][1] | sizes)
-    tensors = {n: (random_blocks(kind, *v.shape, seed=len(n)), kind) if v.ndim == 2 else v for n, v in to_gguf_tensors(model, paired=True).items()}
+    tensors = {n: (random_blocks(kind, *v.shape, seed=len(n)), kind) if v.ndim == 2 else v
+               for n, v in to_gguf_tensors(model, paired=True).items()}
     source = GgufWeights(read_model(write(tmp_path / "m.gguf", "llama", base_metadata(model.config), tensors)))
     raw = gguf.dequantize(tensors["blk.0.attn_q.weight"][0], TYPES[kind])
     wanted = raw.reshape(4, 32, 2, 256).swapaxes(1, 2).reshape(256, 256)
@@ -155,7 +169,8 @@ def test_other_frequency_factors_are_kept_one_by_one(tmp_path):
     model = model_of(FAMILIES["llama"][1])
     factors = np.linspace(1, 3, 16, dtype=np.float32)
     tensors = to_gguf_tensors(model, paired=True) | {"rope_freqs.weight": factors}
-    source = GgufWeights(read_model(write(tmp_path / "m.gguf", "llama", base_metadata(model.config, **{"rope.freq_base": 5e5}), tensors)))
+    source = GgufWeights(read_model(write(tmp_path / "m.gguf", "llama",
+                                          base_metadata(model.config, **{"rope.freq_base": 5e5}), tensors)))
     rotary = rebuilt(source).model.rotary_emb
     cos, sin = rotary(torch.zeros(1, 1, 1), torch.tensor([[1]]))
     wanted = 1 / (factors * 5e5 ** (np.arange(0, 32, 2) / 32))
@@ -170,7 +185,8 @@ def broken(tmp_path, change, family="llama", **more):
     return read_model(write(tmp_path / "m.gguf", FAMILIES[family][0], base_metadata(model.config) | more, tensors))
 
 
-@pytest.mark.parametrize("kind,columns,width", [("IQ4_NL", 64, 18), ("TQ1_0", 256, 54), ("MXFP4", 64, 17), ("IQ2_XXS", 256, 66)])
+@pytest.mark.parametrize("kind,columns,width", [("IQ4_NL", 64, 18), ("TQ1_0", 256, 54), ("MXFP4", 64, 17),
+                                                ("IQ2_XXS", 256, 66)])
 def test_types_that_are_not_read_are_named_with_their_tensor(tmp_path, kind, columns, width):
     block = gguf.GGML_QUANT_SIZES[TYPES[kind]][0]
     raw = np.zeros((96, columns // block * width), np.uint8)
@@ -203,7 +219,8 @@ def test_a_layer_beyond_the_count_is_named(tmp_path):
         GgufWeights(broken(tmp_path, lambda t: None, block_count=2))
 
 
-@pytest.mark.parametrize("key,value", [("logit_scale", 16.0), ("attention.scale", 0.5), ("attention.causal", False), ("rope.dimension_count", 16),
+@pytest.mark.parametrize("key,value", [("logit_scale", 16.0), ("attention.scale", 0.5), ("attention.causal", False),
+                                       ("rope.dimension_count", 16),
                                        ("rope.scaling.type", "ntk-by-parts")])
 def test_arithmetic_that_is_not_translated_is_refused(tmp_path, key, value):
     more = {key: value} | ({"rope.scaling.factor": 2.0} if "scaling" in key else {})
@@ -211,7 +228,8 @@ def test_arithmetic_that_is_not_translated_is_refused(tmp_path, key, value):
         GgufWeights(broken(tmp_path, lambda t: None, **more))
 
 
-@pytest.mark.parametrize("key", ["embedding_length", "block_count", "attention.head_count", "attention.layer_norm_rms_epsilon"])
+@pytest.mark.parametrize("key", ["embedding_length", "block_count", "attention.head_count",
+                                 "attention.layer_norm_rms_epsilon"])
 def test_a_key_that_must_be_there_is_named(tmp_path, key):
     model = model_of(FAMILIES["llama"][1])
     keys = base_metadata(model.config)

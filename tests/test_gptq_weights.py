@@ -84,7 +84,8 @@ def test_three_bit_words_by_hand():
     assert read(tensors, settings(3)).codes[0].tolist() == [i % 8 for i in range(32)]
 
 
-@pytest.mark.parametrize("dtype,bits", [(torch.int64, 4), (torch.int16, 4), (torch.int8, 4), (torch.int16, 2), (torch.int64, 8)])
+@pytest.mark.parametrize("dtype,bits", [(torch.int64, 4), (torch.int16, 4), (torch.int8, 4), (torch.int16, 2),
+                                        (torch.int64, 8)])
 def test_other_word_types(dtype, bits):
     """GPTQModel's pack_dtype."""
     codes, scale, zero = random_layer(32, 64, bits, 32)
@@ -127,7 +128,8 @@ def test_ragged_last_group_in_act_order():
 def test_groups_of_unequal_size():
     """Any g_idx is exact: what divides all group sizes becomes the group."""
     codes, scale, zero = random_layer(32, 64, 4, 16)
-    index = torch.tensor([0] * 24 + [1] * 8 + [2] * 24 + [3] * 8)[torch.randperm(64, generator=torch.Generator().manual_seed(2))]
+    order = torch.randperm(64, generator=torch.Generator().manual_seed(2))
+    index = torch.tensor([0] * 24 + [1] * 8 + [2] * 24 + [3] * 8)[order]
     weight = read(gptq_layer(codes, scale, zero, 4, index), settings(group=16, sym=False, desc_act=True))
     assert weight.group == 8
     torch.testing.assert_close(weight.dequantize(), dense(codes, scale, zero, index), rtol=0, atol=1e-7)
@@ -138,7 +140,8 @@ def test_outputs_that_no_fast_kernel_likes():
     codes, scale, zero = random_layer(48, 64, 4, 32)
     tensors = gptq_layer(codes, scale, zero, 4, torch.arange(64) // 32)
     assert tensors["qzeros"].shape == (2, 6)
-    torch.testing.assert_close(read(tensors, settings(group=32, sym=False)).dequantize(), dense(codes, scale, zero, torch.arange(64) // 32), rtol=1e-3, atol=1e-7)
+    torch.testing.assert_close(read(tensors, settings(group=32, sym=False)).dequantize(),
+                               dense(codes, scale, zero, torch.arange(64) // 32), rtol=1e-3, atol=1e-7)
 
 
 def test_an_empty_index_of_older_tools_is_no_act_order():
@@ -153,7 +156,8 @@ def test_no_index_means_in_order_unless_act_order_was_promised():
     codes, scale, zero = random_layer(32, 64, 4, 16)
     tensors = gptq_layer(codes, scale, zero, 4, torch.arange(64) // 16)
     del tensors["g_idx"]
-    torch.testing.assert_close(read(tensors, settings(group=16, sym=False)).dequantize(), dense(codes, scale, zero, torch.arange(64) // 16), rtol=0, atol=1e-7)
+    torch.testing.assert_close(read(tensors, settings(group=16, sym=False)).dequantize(),
+                               dense(codes, scale, zero, torch.arange(64) // 16), rtol=0, atol=1e-7)
     with pytest.raises(BrokenFile, match="g_idx is missing"):
         read(tensors, settings(group=16, desc_act=True))
 
@@ -164,15 +168,19 @@ def test_layers_of_different_inputs_are_not_fused():
     for seed in range(3):
         codes, scale, zero = random_layer(16, 64, 4, 16, seed)
         index = (torch.arange(64) // 16)[torch.randperm(64, generator=torch.Generator().manual_seed(seed))]
-        made.append((read(gptq_layer(codes, scale, zero, 4, index), settings(group=16, sym=False, desc_act=True)), dense(codes, scale, zero, index)))
+        made.append((read(gptq_layer(codes, scale, zero, 4, index), settings(group=16, sym=False, desc_act=True)),
+                     dense(codes, scale, zero, index)))
     assert QWeight.cat([weight for weight, _ in made]) is None
     same = QWeight.cat([made[0][0], made[0][0]])
     torch.testing.assert_close(same.dequantize(), torch.cat([made[0][1]] * 2), rtol=0, atol=1e-7)
 
 
 def test_dynamic_rules_of_gptqmodel():
-    layout = GptqLayout(settings(4, 32, sym=False, dynamic={"-:.*lm_head": {}, r"+:.*\.down_proj": {"bits": 8, "group_size": 16}, r".*\.up_proj": {"bits": 2}}))
-    assert layout.settings("model.layers.3.mlp.down_proj") == (8, 16) and layout.settings("model.layers.3.mlp.up_proj") == (2, 32)
+    layout = GptqLayout(settings(4, 32, sym=False, dynamic={"-:.*lm_head": {},
+                                                            r"+:.*\.down_proj": {"bits": 8, "group_size": 16},
+                                                            r".*\.up_proj": {"bits": 2}}))
+    assert layout.settings("model.layers.3.mlp.down_proj") == (8, 16)
+    assert layout.settings("model.layers.3.mlp.up_proj") == (2, 32)
     assert layout.settings("model.layers.3.self_attn.q_proj") == (4, 32)
     codes, scale, zero = random_layer(32, 64, 8, 16)
     weight = read(gptq_layer(codes, scale, zero, 8, torch.arange(64) // 16), layout, "model.layers.0.mlp.down_proj")
@@ -187,8 +195,10 @@ def good() -> dict:
 
 @pytest.mark.parametrize("change,words", [
     (lambda t: t.pop("scales"), "lack .*up_proj.scales"), (lambda t: t.pop("qzeros"), "lack .*up_proj.qzeros"),
-    (lambda t: t.update(scales=t["scales"][:2]), r"up_proj.scales.*\[2, 32\].*\[4, 32\]"), (lambda t: t.update(qzeros=t["qzeros"][:, :3]), "up_proj.qzeros"),
-    (lambda t: t.update(g_idx=t["g_idx"] + 1), "g_idx names a group"), (lambda t: t.update(g_idx=t["g_idx"] - 1), "g_idx names a group")])
+    (lambda t: t.update(scales=t["scales"][:2]), r"up_proj.scales.*\[2, 32\].*\[4, 32\]"),
+    (lambda t: t.update(qzeros=t["qzeros"][:, :3]), "up_proj.qzeros"),
+    (lambda t: t.update(g_idx=t["g_idx"] + 1), "g_idx names a group"),
+    (lambda t: t.update(g_idx=t["g_idx"] - 1), "g_idx names a group")])
 def test_what_does_not_fit_is_named(change, words):
     tensors = good()
     change(tensors)
@@ -197,7 +207,8 @@ def test_what_does_not_fit_is_named(change, words):
 
 
 def test_other_layouts_and_widths_are_refused_by_name():
-    for more, word in (({"checkpoint_format": "marlin"}, "marlin"), ({"is_marlin_format": True}, "marlin"), ({"format": "bitblas"}, "bitblas")):
+    for more, word in (({"checkpoint_format": "marlin"}, "marlin"), ({"is_marlin_format": True}, "marlin"),
+                       ({"format": "bitblas"}, "bitblas")):
         with pytest.raises(UnknownFormat, match=word):
             GptqLayout(settings(**more))
     with pytest.raises(UnsupportedTensor, match="up_proj has 5 bits"):

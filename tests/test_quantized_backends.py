@@ -1,4 +1,4 @@
-"""GPTQ, AWQ and compressed-tensors from a folder to logits: real checkpoints of three tools, and tiny ones with every oddity."""
+"""GPTQ, AWQ and compressed-tensors from a folder to logits: checkpoints of three tools, and tiny ones with every oddity."""
 
 from __future__ import annotations
 
@@ -54,8 +54,10 @@ def test_checkpoints_of_other_tools_give_the_logits_those_tools_gave(name):
     model.close()
 
 
-@pytest.mark.parametrize("name,format,bits", [("llama-autogptq-4bit-g64-actorder", "GPTQ 4-bit g64 act-order", 4), ("llama-autogptq-8bit-g64", "GPTQ 8-bit g64", 8),
-                                              ("llama-autoawq-gemv-g128", "AWQ 4-bit g128 gemv", 4), ("llama-gptqmodel-awq-g64", "AWQ 4-bit g64 gemm", 4)])
+@pytest.mark.parametrize("name,format,bits", [("llama-autogptq-4bit-g64-actorder", "GPTQ 4-bit g64 act-order", 4),
+                                              ("llama-autogptq-8bit-g64", "GPTQ 8-bit g64", 8),
+                                              ("llama-autoawq-gemv-g128", "AWQ 4-bit g128 gemv", 4),
+                                              ("llama-gptqmodel-awq-g64", "AWQ 4-bit g64 gemm", 4)])
 def test_claims_say_what_it_is(name, format, bits):
     _, claim = Registry.scan().claim(ModelDir.of(FIXTURES / name))
     assert (claim.format, claim.bits) == (format, bits)
@@ -92,7 +94,8 @@ def awq(name, shape):
 
 
 def settings(method="gptq", bits=4, group=32, **more) -> dict:
-    return {"quant_method": method, "bits": bits, "group_size": group} | ({"sym": False} if method == "gptq" else {"version": "gemm", "zero_point": True}) | more
+    own = {"sym": False} if method == "gptq" else {"version": "gemm", "zero_point": True}
+    return {"quant_method": method, "bits": bits, "group_size": group} | own | more
 
 
 IDS = [5, 300, 17, 44, 101, 7, 250, 33, 90, 91, 92, 400, 3, 18, 77, 130, 131, 132]
@@ -107,12 +110,14 @@ def check(folder: Path, reference, ids=IDS, **options):
     return info
 
 
-@pytest.mark.parametrize("bits,group,act_order,version", [(2, 16, False, 1), (3, 32, False, 1), (4, 16, True, 1), (4, -1, False, 2), (8, 32, True, 2), (3, 32, True, 2),
+@pytest.mark.parametrize("bits,group,act_order,version", [(2, 16, False, 1), (3, 32, False, 1), (4, 16, True, 1),
+                                                          (4, -1, False, 2), (8, 32, True, 2), (3, 32, True, 2),
                                                           (4, -1, True, 1)])
 def test_every_kind_of_gptq_runs(tmp_path, bits, group, act_order, version):
     model = tiny_llama()
     folder = write(tmp_path / "m", model, gptq(bits, group, act_order, version),
-                   settings("gptq", bits, group, desc_act=act_order, checkpoint_format="gptq" if version == 1 else "gptq_v2"))
+                   settings("gptq", bits, group, desc_act=act_order, checkpoint_format="gptq" if version == 1
+                            else "gptq_v2"))
     info = check(folder, model)
     assert info.backend == "gptq" and info.path == "fused"
 
@@ -140,12 +145,14 @@ def test_settings_in_either_file_or_both(tmp_path):
 
 def test_autoawqs_older_file(tmp_path):
     model = tiny_llama()
-    folder = write(tmp_path / "m", model, awq, {"w_bit": 4, "q_group_size": 32, "version": "GEMM", "zero_point": True}, settings_file="quant_config.json")
+    folder = write(tmp_path / "m", model, awq, {"w_bit": 4, "q_group_size": 32, "version": "GEMM", "zero_point": True},
+                   settings_file="quant_config.json")
     info = check(folder, model)
     assert info.backend == "awq" and info.format == "AWQ 4-bit g32 gemm"
 
 
-@pytest.mark.parametrize("other", [{"group_size": 64}, {"desc_act": True}, {"sym": True}, {"quant_method": "awq"}, {"checkpoint_format": "gptq_v2"}])
+@pytest.mark.parametrize("other", [{"group_size": 64}, {"desc_act": True}, {"sym": True}, {"quant_method": "awq"},
+                                   {"checkpoint_format": "gptq_v2"}])
 def test_every_setting_that_two_files_give_must_agree(tmp_path, other):
     folder = write(tmp_path / "m", tiny_llama(), gptq(), settings(desc_act=False, checkpoint_format="gptq"))
     (folder / "quantize_config.json").write_text(json.dumps({"bits": 4} | other))
@@ -153,7 +160,8 @@ def test_every_setting_that_two_files_give_must_agree(tmp_path, other):
         Registry.scan().claim(ModelDir.of(folder))
 
 
-@pytest.mark.parametrize("change,words", [({"bits": "four"}, "bits is no whole number"), ({"group_size": 3.5}, "group is no whole number"),
+@pytest.mark.parametrize("change,words", [({"bits": "four"}, "bits is no whole number"),
+                                          ({"group_size": 3.5}, "group is no whole number"),
                                           ({"desc_act": "yes"}, "act-order is neither")])
 def test_settings_of_the_wrong_kind_are_named(tmp_path, change, words):
     folder = write(tmp_path / "m", tiny_llama(), gptq(), settings() | change)
@@ -190,14 +198,16 @@ def test_any_file_name_and_shards(tmp_path):
 def test_skipped_modules_stay_float(tmp_path, maker, method):
     """CK-16: layer 0's mlp is float in the file; a name that matches nothing is a note."""
     model = tiny_llama()
-    folder = write(tmp_path / "m", model, maker, settings(method, modules_to_not_convert=["layers.0.mlp", "vision_tower"]), skip=("layers.0.mlp",))
+    folder = write(tmp_path / "m", model, maker, settings(method, modules_to_not_convert=["layers.0.mlp", "vision_tower"]),
+                   skip=("layers.0.mlp",))
     info = check(folder, model)
     assert any("vision_tower" in note for note in info.notes) and not any("layers.0.mlp" in note for note in info.notes)
 
 
 def test_skipped_modules_give_equal_logits_on_every_kernel(tmp_path):
     model = tiny_llama()
-    folder = write(tmp_path / "m", model, awq, settings("awq", modules_to_not_convert=["layers.0.mlp"]), skip=("layers.0.mlp",))
+    folder = write(tmp_path / "m", model, awq, settings("awq", modules_to_not_convert=["layers.0.mlp"]),
+                   skip=("layers.0.mlp",))
     for kernels in ("ref", "aten"):
         other = load_model(folder, kernels=kernels, dtype="float32", context=64)
         with torch.inference_mode():
@@ -224,7 +234,8 @@ def test_a_quantized_head(tmp_path, tied):
 def test_extra_biases_of_zeros_and_real_ones(tmp_path):
     """CK-18: AutoGPTQ writes zero biases; a bias of 3 is added once."""
     model = tiny_llama()
-    zeros = {f"{name}.bias": torch.zeros(module.out_features) for name, module in model.named_modules() if isinstance(module, torch.nn.Linear) and name != "lm_head"}
+    zeros = {f"{name}.bias": torch.zeros(module.out_features)
+             for name, module in model.named_modules() if isinstance(module, torch.nn.Linear) and name != "lm_head"}
     check(write(tmp_path / "zeros", model, gptq(), settings(), extra=zeros), model)
     biased = tiny_llama(attention_bias=True)
     for layer in biased.model.layers:
@@ -236,11 +247,13 @@ def test_extra_biases_of_zeros_and_real_ones(tmp_path):
 def test_compressed_tensors_runs(tmp_path):
     def layer(name, shape):
         codes, scale, zero = random_layer(*shape, 4, 32, seed=len(name), symmetric=True)
-        tensors = {"weight_packed": packed_rows(codes, 4), "weight_scale": (scale * 4).half(), "weight_shape": torch.tensor(shape)}
+        tensors = {"weight_packed": packed_rows(codes, 4), "weight_scale": (scale * 4).half(),
+                   "weight_shape": torch.tensor(shape)}
         return tensors, wanted(codes, scale * 4, zero, 32)
     model = tiny_llama()
     scheme = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32}
-    data = {"quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": ["lm_head"], "config_groups": {"group_0": {"targets": ["Linear"], "weights": scheme}}}
+    data = {"quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": ["lm_head"],
+            "config_groups": {"group_0": {"targets": ["Linear"], "weights": scheme}}}
     folder = write(tmp_path / "m", model, layer, data)
     assert check(folder, model).format == "compressed-tensors pack-quantized"
 
@@ -249,9 +262,11 @@ def test_other_families_go_the_generic_way(tmp_path):
     """A GPTQ checkpoint of an architecture without a fused decoder, its settings in quantize_config.json only."""
     from transformers import StableLmConfig, StableLmForCausalLM
     torch.manual_seed(0)
-    model = StableLmForCausalLM(StableLmConfig(hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4,
+    model = StableLmForCausalLM(StableLmConfig(hidden_size=64, intermediate_size=96, num_hidden_layers=2,
+                                               num_attention_heads=4, num_key_value_heads=4,
                                                vocab_size=512, max_position_embeddings=256)).eval()
-    folder = write(tmp_path / "m", model, gptq(act_order=True), settings(desc_act=True), settings_file="quantize_config.json")
+    folder = write(tmp_path / "m", model, gptq(act_order=True), settings(desc_act=True),
+                   settings_file="quantize_config.json")
     info = check(folder, model)
     assert info.path.startswith("generic") and info.backend == "gptq" and info.bits < 20
 

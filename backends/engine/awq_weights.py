@@ -2,7 +2,7 @@
 
     gemm       qweight [K, N/8], qzeros [G, N/8]: eight neighbouring outputs in a word, interleaved; scales [G, N]
     gemv       qweight [N, K/8], qzeros [N, Z/8]: eight neighbouring inputs in a word, in order; scales [N, Z], Z ≥ G padded
-    gemv_fast  qweight int16 [N/4, K]: four outputs in a word, inputs shuffled within 32; scales [Z, N] and -zero·scale [Z, N] as floats
+    gemv_fast  qweight int16 [N/4, K]: four outputs in a word, inputs shuffled within 32; scales and -zero·scale [Z, N]
 """
 
 from __future__ import annotations
@@ -30,9 +30,11 @@ class AwqLayout:
         self.q = quantization
         name = quantization.layout or "gemm"
         if name not in LAYOUTS:
-            raise UnknownFormat(f"The AWQ layout {name!r} is not read.", layout=name, known=", ".join(LAYOUTS), files=", ".join(quantization.files))
+            raise UnknownFormat(f"The AWQ layout {name!r} is not read.", layout=name, known=", ".join(LAYOUTS),
+                                files=", ".join(quantization.files))
         if quantization.bits != 4:
-            raise UnsupportedTensor(f"AWQ layers of {quantization.bits} bits are not read, only those of 4.", bits=quantization.bits)
+            raise UnsupportedTensor(f"AWQ layers of {quantization.bits} bits are not read, only those of 4.",
+                                    bits=quantization.bits)
         self._read, self.zero_points = LAYOUTS[name], quantization.flag("zero points", True)
 
     def skipped(self) -> Iterable[str]:
@@ -45,14 +47,16 @@ class AwqLayout:
     def read(self, module: str, raw: Raw) -> QWeight:
         packed = need(raw, module, "qweight")
         if packed.ndim != 2 or packed.is_floating_point():
-            raise UnsupportedTensor(f"{module}.qweight is no matrix of packed codes.", tensor=f"{module}.qweight", shape=list(packed.shape))
+            raise UnsupportedTensor(f"{module}.qweight is no matrix of packed codes.", tensor=f"{module}.qweight",
+                                    shape=list(packed.shape))
         return self._read(self, module, packed, raw)
 
     def groups(self, module: str, inputs: int) -> tuple[int, int]:
         """Inputs of a group, and how many groups there are."""
         group = inputs if self.q.group <= 0 else self.q.group
         if inputs % group:
-            raise BrokenFile(f"{module} has {inputs} inputs, no whole number of groups of {group}.", tensor=f"{module}.qweight", group=group)
+            raise BrokenFile(f"{module} has {inputs} inputs, no whole number of groups of {group}.",
+                             tensor=f"{module}.qweight", group=group)
         return group, inputs // group
 
     def zeros(self, module: str, raw: Raw, shape: tuple[int, int]) -> Tensor | None:
@@ -97,17 +101,18 @@ def _gemv_fast(layout: AwqLayout, module: str, packed: Tensor, raw: Raw) -> QWei
 
 
 def _unshuffled(packed: Tensor) -> Tensor:
-    """uint8 [N, K] of int16 [N/4, K]. A word's nibbles are one place of four neighbouring outputs; per output the 64 places of a
-    block are laid over the four in turn; within 32 inputs, pairs are dealt out in fours and evens put before odds."""
+    """uint8 [N, K] of int16 [N/4, K]. A word's nibbles are one place of four neighbouring outputs; per output the 64 places
+    of a block are laid over the four in turn; within 32 inputs, pairs are dealt out in fours and evens put before odds."""
     rows, inputs = packed.shape
     nibbles = fields(packed, 4).view(rows, inputs // 64, 256)                       # place by place, four nibbles each
     lanes = nibbles.view(rows, inputs // 64, 4, 64).transpose(1, 2).reshape(rows * 4, inputs)
-    evens_first = lanes.view(rows * 4, inputs // 32, 4, 2, 4).transpose(3, 4)       # [.., 4, 4, 2]: evens and odds side by side again
-    return evens_first.transpose(2, 3).reshape(rows * 4, inputs).contiguous()
+    pairs = lanes.view(rows * 4, inputs // 32, 4, 2, 4).transpose(3, 4)             # evens and odds side by side again
+    return pairs.transpose(2, 3).reshape(rows * 4, inputs).contiguous()
 
 
 def _middle(scale: Tensor) -> Tensor:
     return torch.full(scale.shape, MIDDLE, dtype=torch.uint8)
 
 
-LAYOUTS: dict[str, Callable[[AwqLayout, str, Tensor, Raw], QWeight]] = {"gemm": _gemm, "gemv": _gemv, "gemv_fast": _gemv_fast}
+LAYOUTS: dict[str, Callable[[AwqLayout, str, Tensor, Raw], QWeight]] = {
+    "gemm": _gemm, "gemv": _gemv, "gemv_fast": _gemv_fast}

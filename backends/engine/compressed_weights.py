@@ -1,8 +1,8 @@
 """Layers of compressed-tensors in the format pack-quantized (what llm-compressor writes for W4A16 and W8A16) as QWeight.
 
-A layer: weight_packed int32 [N, K·bits/32] packed along the inputs, weight_scale [N, G], weight_shape (N, K); asymmetric ones
-weight_zero_point, packed along the outputs or as int8; weight_g_idx [K] where inputs were reordered. Codes and zeros are
-stored shifted by 2^(bits - 1), which cancels.
+A layer: weight_packed int32 [N, K·bits/32] packed along the inputs, weight_scale [N, G], weight_shape (N, K); asymmetric
+ones weight_zero_point, packed along the outputs or as int8; weight_g_idx [K] where inputs were reordered. Codes and zeros
+are stored shifted by 2^(bits - 1), which cancels.
 """
 
 from __future__ import annotations
@@ -28,15 +28,16 @@ class CompressedLayout:
     """UnknownFormat for another format, NotSupported for quantized activations, UnsupportedTensor for other numbers."""
 
     words = "weight_packed"
-    parts = frozenset({"weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx", "weight_global_scale"})
+    parts = frozenset({"weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx",
+                       "weight_global_scale"})
 
     def __init__(self, quantization: Quantization) -> None:
         self.data = quantization.data
         if self.data.get("format") != "pack-quantized":
-            raise UnknownFormat(f"The compressed-tensors format {self.data.get('format')!r} is not read, only pack-quantized.",
+            raise UnknownFormat(f"compressed-tensors' format {self.data.get('format')!r} is not read, only pack-quantized.",
                                 files=", ".join(quantization.files))
         if self.data.get("transform_config"):
-            raise NotSupported("The checkpoint was made with rotations (transform_config), which must be applied to activations too.")
+            raise NotSupported("The checkpoint was made with rotations (transform_config) that activations need too.")
         groups = self.data.get("config_groups")
         if not isinstance(groups, Mapping) or not groups:
             raise BrokenFile("The quantization settings have no config_groups.", file=quantization.files[0])
@@ -71,9 +72,11 @@ class CompressedLayout:
         if index is not None:
             index = expect(module, "weight_g_idx", index, (inputs,)).to(torch.int64)
             if int(index.min()) < -1 or int(index.max()) >= groups:
-                raise BrokenFile(f"{module}.weight_g_idx names a group that is not there.", tensor=f"{module}.weight_g_idx", groups=groups)
+                raise BrokenFile(f"{module}.weight_g_idx names a group that is not there.", tensor=f"{module}.weight_g_idx",
+                                 groups=groups)
             index = None if int(index.min()) == -1 else index            # -1: never filled in
-        return grouped(fields(packed, bits)[:, :inputs], scale, self._zero(module, raw, scheme, (outputs, groups)), bits, group, index)
+        return grouped(fields(packed, bits)[:, :inputs], scale, self._zero(module, raw, scheme, (outputs, groups)), bits,
+                       group, index)
 
     def _shape(self, module: str, packed: Tensor, stored: Tensor | None, bits: int) -> tuple[int, int]:
         if packed.ndim != 2 or packed.dtype != torch.int32:
@@ -83,7 +86,8 @@ class CompressedLayout:
         if stored is not None:
             said = tuple(int(n) for n in stored.flatten().tolist())
             if len(said) != 2 or said[0] != outputs or not inputs - 32 // bits < said[1] <= inputs:
-                raise BrokenFile(f"{module}.weight_shape does not fit the packed codes.", tensor=f"{module}.weight_shape", said=said,
+                raise BrokenFile(f"{module}.weight_shape does not fit the packed codes.", tensor=f"{module}.weight_shape",
+                                 said=said,
                                  packed=(outputs, inputs))
             inputs = said[1]
         return outputs, inputs
@@ -122,6 +126,6 @@ def _scheme(name: str, group: Any) -> Mapping[str, Any]:
             raise NotSupported(f"The group {name} quantizes activations, which is not done here.", group=name, part=part)
     bits, kind = weights.get("num_bits"), weights.get("type", "int")
     if kind != "int" or bits not in BITS or weights.get("strategy", "group") not in ("group", "channel"):
-        raise UnsupportedTensor(f"Weights of the group {name} are stored as {bits}-bit {kind} by {weights.get('strategy')}, which is not read.",
+        raise UnsupportedTensor(f"Weights of {name} are {bits}-bit {kind} by {weights.get('strategy')}: not read.",
                                 group=name, bits=bits, type=kind, strategy=weights.get("strategy"))
     return weights

@@ -38,7 +38,8 @@ def _zero(scale: Tensor, value: int) -> Tensor:
     return torch.tensor(value, dtype=torch.uint8).expand(scale.shape)
 
 
-def _weight(codes: Tensor, scale: Tensor, bits: int, group: int, *, zero: int | None = None, bias: Tensor | None = None) -> QWeight:
+def _weight(codes: Tensor, scale: Tensor, bits: int, group: int, *, zero: int | None = None,
+            bias: Tensor | None = None) -> QWeight:
     rows = codes.shape[0]
     scale = scale.reshape(rows, -1)
     return QWeight(codes.reshape(rows, -1), scale, None if zero is None else _zero(scale, zero),

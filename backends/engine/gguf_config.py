@@ -17,7 +17,8 @@ from backends.gguf_file import GgufFile
 BLOCK = {
     "attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
     "attn_output": "self_attn.o_proj", "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
+    "ffn_norm": "post_attention_layernorm", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj"}
 BLOCK_GEMMA = BLOCK | {"post_attention_norm": "post_attention_layernorm", "ffn_norm": "pre_feedforward_layernorm",
                        "post_ffw_norm": "post_feedforward_layernorm"}
 TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
@@ -32,7 +33,8 @@ READ = {"block_count", "context_length", "embedding_length", "feed_forward_lengt
         "final_logit_softcapping", "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow", "expert_count",
         "expert_used_count", "attention.key_length_swa", "attention.value_length_swa", "rope.dimension_count_swa"}
 # Keys that change the arithmetic of a family that has no place for them: only these values are harmless.
-NEUTRAL = {"attention.scale": 0.0, "logit_scale": 1.0, "residual_scale": 1.0, "embedding_scale": 1.0, "attention.causal": True,
+NEUTRAL = {"attention.scale": 0.0, "logit_scale": 1.0, "residual_scale": 1.0, "embedding_scale": 1.0,
+           "attention.causal": True,
            "attention.clamp_kqv": 0.0, "attention.max_alibi_bias": 0.0, "use_parallel_residual": False, "pooling_type": 0,
            "attention.temperature_scale": 0.0, "rope.scaling.yarn_log_multiplier": 0.0, "expert_count": 0}
 
@@ -54,7 +56,8 @@ def number(file: GgufFile, key: str, default: Any = None) -> Any:
     """A positive number under "{architecture}."; BrokenFile where it is missing, no number or not positive."""
     value = file.get(key, default)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 2**40:
-        raise BrokenFile(f"{file.path.name}: {file.architecture}.{key} is {'missing' if value is None else 'no positive number'}.",
+        fault = "missing" if value is None else "no positive number"
+        raise BrokenFile(f"{file.path.name}: {file.architecture}.{key} is {fault}.",
                          file=file.path.name, key=f"{file.architecture}.{key}", value=str(value)[:80])
     return value
 
@@ -70,12 +73,14 @@ def _llama(file: GgufFile, config: dict) -> dict:
 
 
 def _qwen(file: GgufFile, config: dict) -> dict:
-    return {"hidden_act": "silu", "attention_bias": "blk.0.attn_q.bias" in file.tensors, "use_sliding_window": False, "sliding_window": None}
+    return {"hidden_act": "silu", "attention_bias": "blk.0.attn_q.bias" in file.tensors, "use_sliding_window": False,
+            "sliding_window": None}
 
 
 def _smollm3(file: GgufFile, config: dict) -> dict:
     layers = config["num_hidden_layers"]
-    return {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "no_rope_layer_interval": 4, "use_sliding_window": False,
+    return {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "no_rope_layer_interval": 4,
+            "use_sliding_window": False,
             "sliding_window": None, "no_rope_layers": [int((i + 1) % 4 != 0) for i in range(layers)],
             "layer_types": ["full_attention"] * layers}
 
@@ -87,16 +92,23 @@ def _gemma(file: GgufFile, config: dict) -> dict:
 def _windows(file: GgufFile, config: dict, pattern: int) -> dict:
     """Every ``pattern``-th layer looks back over everything, the others over a window."""
     stored = file.get("attention.sliding_window_pattern", pattern)
-    flags = [bool((i + 1) % stored) for i in range(config["num_hidden_layers"])] if isinstance(stored, int) else [bool(x) for x in stored]
-    if len(flags) != config["num_hidden_layers"]:
-        raise BrokenFile(f"{file.path.name}: the window pattern is not one flag a layer.", key="attention.sliding_window_pattern")
+    count = config["num_hidden_layers"]
+    flags = [bool((i + 1) % stored) for i in range(count)] if isinstance(stored, int) else [bool(x) for x in stored]
+    if len(flags) != count:
+        raise BrokenFile(f"{file.path.name}: the window pattern is not one flag a layer.",
+                         key="attention.sliding_window_pattern")
     return {"sliding_window": int(number(file, "attention.sliding_window", 4096)),
             "layer_types": ["sliding_attention" if flag else "full_attention" for flag in flags]}
 
 
+def _query_scalar(config: dict, odd_layers: int) -> int:
+    odd = config["num_hidden_layers"] == odd_layers
+    return config["hidden_size"] // config["num_attention_heads"] if odd else config["head_dim"]
+
+
 def _gemma2(file: GgufFile, config: dict) -> dict:
     # The file does not hold the query scale: 27B alone (46 layers) divides by hidden / heads in place of the head's width.
-    scalar = config["hidden_size"] // config["num_attention_heads"] if config["num_hidden_layers"] == 46 else config["head_dim"]
+    scalar = _query_scalar(config, odd_layers=46)
     return _gemma(file, config) | _windows(file, config, 2) | {
         "query_pre_attn_scalar": scalar, "attn_logit_softcapping": file.get("attn_logit_softcapping", 50.0),
         "final_logit_softcapping": file.get("final_logit_softcapping", 30.0)}
@@ -104,7 +116,7 @@ def _gemma2(file: GgufFile, config: dict) -> dict:
 
 def _gemma3(file: GgufFile, config: dict) -> dict:
     # As above: 27B alone (62 layers) has a scale of its own.
-    scalar = config["hidden_size"] // config["num_attention_heads"] if config["num_hidden_layers"] == 62 else config["head_dim"]
+    scalar = _query_scalar(config, odd_layers=62)
     return _gemma(file, config) | _windows(file, config, 6) | {
         "query_pre_attn_scalar": scalar, "rope_local_base_freq": float(file.get("rope.freq_base_swa", 10000.0)),
         "rope_theta": float(file.get("rope.freq_base", 1e6)), "attn_logit_softcapping": None,
@@ -130,14 +142,16 @@ def config_of(file: GgufFile, rope_factors: Callable[[str], list[float]]) -> dic
     head_dim = int(number(file, "attention.key_length", hidden // heads))
     for key in ("attention.value_length", "rope.dimension_count"):
         if file.get(key, head_dim) != head_dim:
-            raise NotSupported(f"{file.path.name}: {key} differs from the width of a head, which this family's decoder cannot do.",
+            raise NotSupported(f"{file.path.name}: {key} differs from the width of a head, which is not translated.",
                                value=file.get(key), head=head_dim)
     config = {
         "model_type": family.model_type, "architectures": [family.title], "hidden_size": hidden,
         "intermediate_size": int(number(file, "feed_forward_length")), "num_hidden_layers": int(number(file, "block_count")),
-        "num_attention_heads": heads, "num_key_value_heads": int(number(file, "attention.head_count_kv", heads)), "head_dim": head_dim,
+        "num_attention_heads": heads, "num_key_value_heads": int(number(file, "attention.head_count_kv", heads)),
+        "head_dim": head_dim,
         "max_position_embeddings": int(number(file, "context_length")), "vocab_size": _shape(file, "token_embd.weight")[0],
-        "rms_norm_eps": float(number(file, "attention.layer_norm_rms_epsilon")), "rope_theta": float(file.get("rope.freq_base", 10000.0)),
+        "rms_norm_eps": float(number(file, "attention.layer_norm_rms_epsilon")),
+        "rope_theta": float(file.get("rope.freq_base", 10000.0)),
         "tie_word_embeddings": "output.weight" not in file.tensors}
     for ours, theirs in (("bos_token_id", "bos"), ("eos_token_id", "eos"), ("pad_token_id", "padding")):
         config[ours] = file.metadata.get(f"tokenizer.ggml.{theirs}_token_id")
@@ -150,8 +164,8 @@ def _check_neutral(file: GgufFile) -> None:
     for key, harmless in NEUTRAL.items():
         value = file.get(key, harmless)
         if value != harmless:
-            raise NotSupported(f"{file.path.name}: {file.architecture}.{key} = {value} changes the arithmetic in a way that is not "
-                               f"translated.", key=key, value=value)
+            raise NotSupported(f"{file.path.name}: {file.architecture}.{key} = {value} changes the arithmetic in a way that "
+                               f"is not translated.", key=key, value=value)
 
 
 def unread(file: GgufFile) -> tuple[str, ...]:
@@ -177,7 +191,7 @@ def rope_scaling(file: GgufFile, config: dict, factors: Callable[[str], list[flo
                 "short_factor": factors("rope_factors_short.weight"), "original_max_position_embeddings": original,
                 "factor": trained / original} | _given(file, attention_factor="rope.scaling.attn_factor")
     factor = float(file.get("rope.scaling.factor", file.get("rope.scale_linear", 1.0)))
-    if kind == "none" and "rope.scale_linear" not in {key.split(".", 1)[-1] for key in file.metadata} or factor in (0.0, 1.0):
+    if kind == "none" and file.get("rope.scale_linear") is None or factor in (0.0, 1.0):
         return None
     if kind in ("linear", "none"):
         return {"rope_type": "linear", "factor": factor}
@@ -206,7 +220,8 @@ def _frequency_factors(stored: list[float], config: dict) -> dict:
 
 def llama3_factors(rule: Mapping[str, Any], theta: float, head_dim: int) -> list[float]:
     """What Llama 3's scaling divides each of the head_dim / 2 frequencies by."""
-    factor, low, high, original = (rule[k] for k in ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"))
+    factor, low, high, original = (rule[k] for k in ("factor", "low_freq_factor", "high_freq_factor",
+                                                     "original_max_position_embeddings"))
     out = []
     for i in range(0, head_dim, 2):
         wavelength = 2 * 3.141592653589793 * theta ** (i / head_dim)
@@ -225,7 +240,7 @@ def names_of(file: GgufFile) -> dict[str, str]:
         match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name) or re.fullmatch(r"()(\w+)\.(weight|bias)", name)
         known = (block if match and match[1] else TOP).get(match[2]) if match else None
         if known is None:
-            raise UnsupportedTensor(f"{file.path.name}: the architecture {file.architecture!r} has no place for the tensor {name!r}.",
+            raise UnsupportedTensor(f"{file.path.name}: {file.architecture!r} models have no place for the tensor {name!r}.",
                                     tensor=name, type=file.tensors[name].type, shape=file.tensors[name].shape)
         names[f"model.layers.{match[1]}.{known}.{match[3]}" if match[1] else f"{known}.{match[3]}"] = name
     return names
@@ -235,7 +250,8 @@ def check_shapes(file: GgufFile, config: Mapping[str, Any], names: Mapping[str, 
     """Every matrix and norm that the config promises is there, in its shape. BrokenFile naming the first that is not."""
     h, i, d = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     q, kv = config["num_attention_heads"] * d, config["num_key_value_heads"] * d
-    block = {"attn_norm": (h,), "ffn_norm": (h,), "attn_q": (q, h), "attn_k": (kv, h), "attn_v": (kv, h), "attn_output": (h, q),
+    block = {"attn_norm": (h,), "ffn_norm": (h,), "attn_q": (q, h), "attn_k": (kv, h), "attn_v": (kv, h),
+             "attn_output": (h, q),
              "ffn_gate": (i, h), "ffn_up": (i, h), "ffn_down": (h, i)}
     extra = {"attn_q_norm": (d,), "attn_k_norm": (d,), "post_attention_norm": (h,), "post_ffw_norm": (h,)}
     expected = {"token_embd.weight": (config["vocab_size"], h), "output_norm.weight": (h,)}
@@ -244,11 +260,14 @@ def check_shapes(file: GgufFile, config: Mapping[str, Any], names: Mapping[str, 
     required = block | {k: v for k, v in extra.items() if k.startswith("post_") and k in FAMILIES[file.architecture].block}
     for layer in range(config["num_hidden_layers"]):
         expected |= {f"blk.{layer}.{key}.weight": shape for key, shape in required.items()}
-        expected |= {f"blk.{layer}.{key}.weight": shape for key, shape in extra.items() if f"blk.{layer}.{key}.weight" in file.tensors}
-        expected |= {f"blk.{layer}.{key}.bias": shape[:1] for key, shape in block.items() if f"blk.{layer}.{key}.bias" in file.tensors}
+        expected |= {f"blk.{layer}.{key}.weight": shape for key, shape in extra.items()
+                     if f"blk.{layer}.{key}.weight" in file.tensors}
+        expected |= {f"blk.{layer}.{key}.bias": shape[:1] for key, shape in block.items()
+                     if f"blk.{layer}.{key}.bias" in file.tensors}
     for name, shape in expected.items():
         if _shape(file, name) != shape:
-            raise BrokenFile(f"{file.path.name}: the tensor {name!r} does not have the shape that the header implies.", tensor=name,
+            raise BrokenFile(f"{file.path.name}: the tensor {name!r} does not have the shape that the header implies.",
+                             tensor=name,
                              shape=file.tensors[name].shape, expected=shape)
     for name in sorted(set(names.values()) - expected.keys()):
         raise BrokenFile(f"{file.path.name}: the tensor {name!r} belongs to no layer of this model.", tensor=name,

@@ -17,15 +17,15 @@ from backends.gguf_file import GgufFile
 
 
 class ForeignGguf:
-    """UnknownFormat naming an architecture that transformers does not read either; UnsupportedTensor for a type it does not."""
+    """UnknownFormat naming an architecture that transformers does not read either, UnsupportedTensor for such a type."""
 
     def __init__(self, file: GgufFile) -> None:
         if len(file.parts) > 1:
             raise UnknownFormat(f"Split files of the architecture {file.architecture!r} are not read.", file=file.path.name,
                                 remedy="Merge the parts into one file (llama-gguf-split --merge).")
         self._tensors, self.config = _read(file)
-        self.notes = (f"The GGUF architecture {file.architecture!r} runs through transformers: its {file.weight_type()} codes were "
-                      f"dequantized to floats.",)
+        self.notes = (f"The GGUF architecture {file.architecture!r} runs through transformers: its {file.weight_type()} "
+                      f"codes were dequantized to floats.",)
 
     def names(self) -> Collection[str]:
         return self._tensors.keys()
@@ -59,7 +59,8 @@ def _read(file: GgufFile) -> tuple[dict[str, Tensor], Mapping[str, Any]]:
     except NotImplementedError as error:
         raise UnsupportedTensor(f"{file.path.name} holds a tensor of a type that is not read.", reason=error) from error
     except (ValueError, KeyError, IndexError, TypeError) as error:      # what its reader is seen to raise on odd files
-        raise BrokenFile(f"transformers cannot read {file.path.name}.", reason=f"{type(error).__name__}: {str(error)[:200]}") from error
+        raise BrokenFile(f"transformers cannot read {file.path.name}.",
+                         reason=f"{type(error).__name__}: {str(error)[:200]}") from error
     return tensors, config.to_dict()
 
 

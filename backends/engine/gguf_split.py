@@ -15,13 +15,15 @@ from backends.errors import UnknownFormat
 WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"                          # GPT-2
 _SHORT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _END = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-CL100K = _SHORT + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}" + _END                                              # GPT-4, Llama 3
-SINGLE_DIGITS = _SHORT + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + _END                                            # Qwen 2
-MARKS = _SHORT + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"   # Qwen 3.5
+CL100K = _SHORT + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}" + _END      # GPT-4, Llama 3
+SINGLE_DIGITS = _SHORT + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + _END      # Qwen 2
+MARKS = _SHORT + (r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+"
+                  r"|\s+(?!\S)|\s+")      # Qwen 3.5
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _END_SLASH = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 TEKKEN = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}" + _END_SLASH
-O200K = (rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_SHORT}?|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_SHORT}?|\p{{N}}{{1,3}}"
+O200K = (rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_SHORT}?|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_SHORT}?"
+         r"|\p{N}{1,3}"
          + _END_SLASH)
 NO_PUNCTUATION = r" ?[^(\s|.,!?…。，、।۔،)]+"                                                                  # Bloom
 CJK = r"[一-龥ࠀ-一가-퟿]+"
@@ -33,8 +35,8 @@ _DEEPSEEK3 = (r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P
 
 @dataclass(frozen=True)
 class Split:
-    """``patterns``: cuts made one after another. ``whole``: a word that is a token needs no merges. ``nfc``: text is composed first.
-    ``bos``: texts begin with BOS where the file says nothing about it."""
+    """``patterns``: cuts made one after another. ``whole``: a word that is a token needs no merges. ``nfc``: text is
+    composed first. ``bos``: texts begin with BOS where the file says nothing about it."""
 
     patterns: tuple[str, ...]
     whole: bool = False
@@ -47,7 +49,8 @@ def _by_name(*groups: tuple[str, Split]) -> dict[str, Split]:
 
 
 SPLITS: dict[str, Split] = _by_name(
-    ("gpt-2 phi-2 mpt olmo jais trillion granite-docling gigachat exaone4 mellum a.x-4.0 modern-bert roberta-bpe", Split((WORDS,))),
+    ("gpt-2 phi-2 mpt olmo jais trillion granite-docling gigachat exaone4 mellum a.x-4.0 modern-bert roberta-bpe",
+     Split((WORDS,))),
     ("smollm starcoder refact codeshell exaone minerva-7b mellum2", Split((r"\p{N}", WORDS))),
     ("command-r", Split((r"\p{N}", WORDS), nfc=True)),
     ("llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2", Split((CL100K,), whole=True, bos=True)),

@@ -22,7 +22,8 @@ NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = 1, 2, 3, 4, 5, 6         # tokeni
 SPACE = "▁"
 # Ends of a turn or a text, by name: a file states one or two ids, where models have more.
 END_NAMES = frozenset((
-    "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>",
+    "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<|endoftext|>", "</s>", "<|eom_id|>",
+    "<EOT>",
     "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>", "<end_of_utterance>", "<eos>", "<turn|>", "<｜end▁of▁sentence｜>"))
 
 
@@ -54,7 +55,8 @@ class Vocabulary:
         if not isinstance(id, int) or not 0 <= id < len(self.tokens):
             if id in (-1, 0xFFFFFFFF):      # how some converters write "none"
                 return None
-            raise BrokenFile(f"{self.file.path.name}: the {name} token is {id}, beyond the vocabulary.", key=f"{name}_token_id", id=id)
+            raise BrokenFile(f"{self.file.path.name}: the {name} token is {id}, beyond the vocabulary.",
+                             key=f"{name}_token_id", id=id)
         return id
 
     def scores(self) -> list[float]:
@@ -69,7 +71,8 @@ def text_of(file: GgufFile) -> tuple[TextCodec, tuple[str, ...]]:
     vocabulary = _vocabulary(file)
     kind = vocabulary.get("model")
     if kind not in KINDS:
-        raise UnknownFormat(f"{file.path.name} has a tokenizer of the kind {kind!r}, which is not read.", kind=kind, known=", ".join(KINDS))
+        raise UnknownFormat(f"{file.path.name} has a tokenizer of the kind {kind!r}, which is not read.", kind=kind,
+                            known=", ".join(KINDS))
     build, bos_default, bos = KINDS[kind]
     try:
         tokenizer = build(vocabulary)
@@ -80,9 +83,11 @@ def text_of(file: GgufFile) -> tuple[TextCodec, tuple[str, ...]]:
     _add_tokens(tokenizer, vocabulary)
     bos_id, eos_id = vocabulary.special("bos", bos), vocabulary.special("eos", 2 if kind == "llama" else None)
     codec = TextCodec(
-        tokenizer, template=_template(file), bos_id=bos_id, eos_ids=_end_ids(vocabulary, eos_id), vocab_size=_real_size(vocabulary),
+        tokenizer, template=_template(file), bos_id=bos_id, eos_ids=_end_ids(vocabulary, eos_id),
+        vocab_size=_real_size(vocabulary),
         special_ids=[id for id, kind in enumerate(vocabulary.kinds) if kind in (CONTROL, UNKNOWN)],
-        add_bos=_edges(tokenizer, vocabulary, bos_default(vocabulary), bos_id, eos_id), variables=_variables(vocabulary, bos_id, eos_id))
+        add_bos=_edges(tokenizer, vocabulary, bos_default(vocabulary), bos_id, eos_id),
+        variables=_variables(vocabulary, bos_id, eos_id))
     return codec, tuple(vocabulary.notes)
 
 
@@ -91,7 +96,8 @@ def _vocabulary(file: GgufFile) -> Vocabulary:
     if not isinstance(tokens, Strings) or not len(tokens):
         raise BrokenFile(f"{file.path.name} holds no vocabulary.", key="tokenizer.ggml.tokens")
     if kinds is not None and (isinstance(kinds, (int, float, str, Strings)) or len(kinds) != len(tokens)):
-        raise BrokenFile(f"{file.path.name}: the vocabulary has {len(tokens)} tokens and another number of types.", key="tokenizer.ggml.token_type")
+        raise BrokenFile(f"{file.path.name}: the vocabulary has {len(tokens)} tokens and another number of types.",
+                         key="tokenizer.ggml.token_type")
     texts = [token or f"[EMPTY_{id}]" for id, token in enumerate(tokens)]
     types = [NORMAL] * len(texts) if kinds is None else list(kinds)
     for id, token in enumerate(texts):
@@ -104,7 +110,8 @@ def _vocabulary(file: GgufFile) -> Vocabulary:
 def _byte_level(vocabulary: Vocabulary) -> Tokenizer:
     name = vocabulary.get("pre")
     if name in (None, "default"):
-        vocabulary.notes.append("The file does not say how its tokenizer cuts text: the common rule is used, and ids may differ from the source's.")
+        vocabulary.notes.append("The file does not say how its tokenizer cuts text: the common rule is used, and ids may "
+                                "differ from the source's.")
     split = gguf_split.split_of(name)
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary.ids(), merges=_merges(vocabulary), ignore_merges=split.whole))
     if normalizer := gguf_split.normalizer(split):
@@ -131,11 +138,13 @@ def _sentencepiece(vocabulary: Vocabulary, gemma: bool = False) -> Tokenizer:
     gemma = gemma or vocabulary.file.architecture.startswith("gemma")
     if gemma:       # runs of spaces are stored as spaces, but merged as the marks they are
         vocabulary.tokens = [SPACE * len(token) if token.strip(" ") == "" else token for token in vocabulary.tokens]
-        vocabulary.kinds = [NORMAL if token.strip(SPACE) == "" else kind for token, kind in zip(vocabulary.tokens, vocabulary.kinds)]
+        vocabulary.kinds = [NORMAL if token.strip(SPACE) == "" else kind
+                            for token, kind in zip(vocabulary.tokens, vocabulary.kinds)]
     ids = vocabulary.ids()
     # Gemma's merges follow the order of its tokens, Llama's their scores.
     ranks = None if not gemma else [-float(id) for id in range(len(ids))]
-    merges = _merges(vocabulary) if vocabulary.get("merges") else derived_merges(vocabulary.tokens, ids, ranks or vocabulary.scores())
+    stored = vocabulary.get("merges")
+    merges = _merges(vocabulary) if stored else derived_merges(vocabulary.tokens, ids, ranks or vocabulary.scores())
     unknown = vocabulary.special("unknown", 0)
     tokenizer = Tokenizer(models.BPE(vocab=ids, merges=merges, fuse_unk=True, byte_fallback=BYTE in vocabulary.kinds,
                                      unk_token=None if unknown is None else vocabulary.tokens[unknown]))
@@ -176,7 +185,8 @@ def _unigram(vocabulary: Vocabulary) -> Tokenizer:
     if vocabulary.get("remove_extra_whitespaces", False):
         steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
     prefix = bool(vocabulary.get("add_space_prefix", True))
-    tokenizer.normalizer = normalizers.Sequence([*steps, *([normalizers.Prepend(SPACE)] if prefix else []), normalizers.Replace(" ", SPACE)])
+    tokenizer.normalizer = normalizers.Sequence([*steps, *([normalizers.Prepend(SPACE)] if prefix else []),
+                                                 normalizers.Replace(" ", SPACE)])
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, "never")
     tokenizer.decoder = _spaced(prefix)
     return tokenizer
@@ -237,5 +247,6 @@ def _template(file: GgufFile) -> Mapping[str, str] | None:
 
 def _variables(vocabulary: Vocabulary, bos: int | None, eos: int | None) -> dict[str, str]:
     ids: Iterable[tuple[str, int | None]] = (
-        ("bos_token", bos), ("eos_token", eos), ("unk_token", vocabulary.special("unknown")), ("pad_token", vocabulary.special("padding")))
+        ("bos_token", bos), ("eos_token", eos), ("unk_token", vocabulary.special("unknown")),
+        ("pad_token", vocabulary.special("padding")))
     return {name: vocabulary.tokens[id] for name, id in ids if id is not None}

@@ -23,8 +23,8 @@ READABLE = gguf_blocks.QUANTIZED.keys() | gguf_blocks.FLOATS.keys()
 
 
 class GgufWeights:
-    """A `WeightSource` over one model. Raises when made: UnknownFormat (architecture), UnsupportedTensor (a type or a tensor that
-    the architecture has no place for), BrokenFile (a tensor missing or of the wrong shape)."""
+    """A `WeightSource` over one model. Raises when made: UnknownFormat (architecture), UnsupportedTensor (a type, or a
+    tensor that the architecture has no place for), BrokenFile (a tensor missing or of the wrong shape)."""
 
     def __init__(self, file: GgufFile) -> None:
         if file.architecture not in FAMILIES:
@@ -74,7 +74,8 @@ class GgufWeights:
 
     def _paired_heads(self, name: str) -> int:
         kind = name.split(".")[-2] if self._family.paired else ""
-        return self.config["num_attention_heads"] if kind == "attn_q" else self.config["num_key_value_heads"] if kind == "attn_k" else 0
+        field = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}.get(kind)
+        return self.config[field] if field else 0
 
     def _quantized(self, info: TensorInfo) -> QWeight:
         weights, size = BLOCKS[info.type]
@@ -91,7 +92,7 @@ def check_types(file: GgufFile) -> None:
     """UnsupportedTensor naming the first tensor of a type that is not read, and how many there are."""
     bad = [tensor for tensor in file.tensors.values() if tensor.type not in READABLE]
     if bad:
-        raise UnsupportedTensor(f"{file.path.name}: the tensor {bad[0].name!r} is of the type {bad[0].type}, which is not read.",
+        raise UnsupportedTensor(f"{file.path.name}: the tensor {bad[0].name!r} is of type {bad[0].type}, which is not read.",
                                 tensor=bad[0].name, type=bad[0].type, tensors_of_such_types=len(bad),
                                 remedy=f"Use a file of one of the types {', '.join(sorted(READABLE))}.")
 
@@ -105,6 +106,7 @@ def read_bytes(info: TensorInfo) -> Tensor:
         while done < info.bytes:
             count = file.readinto(view[done:])
             if not count:
-                raise BrokenFile(f"{info.path.name} ended inside the tensor {info.name!r}.", tensor=info.name, file=info.path.name)
+                raise BrokenFile(f"{info.path.name} ended inside the tensor {info.name!r}.", tensor=info.name,
+                                 file=info.path.name)
             done += count
     return out

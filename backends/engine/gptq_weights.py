@@ -33,7 +33,8 @@ class GptqLayout:
         self.q, self.data = quantization, quantization.data
         marlin = self.data.get("is_marlin_format") is True
         if quantization.layout not in LAYOUTS or marlin:
-            raise UnknownFormat(f"The GPTQ layout {'marlin' if marlin else quantization.layout!r} is not read.", files=", ".join(quantization.files),
+            raise UnknownFormat(f"The GPTQ layout {'marlin' if marlin else quantization.layout!r} is not read.",
+                                files=", ".join(quantization.files),
                                 remedy="Use the checkpoint in the format gptq or gptq_v2.")
         self.version = LAYOUTS[quantization.layout]
         self.symmetric, self.act_order = quantization.flag("symmetric"), bool(quantization.flag("act-order", False))
@@ -57,7 +58,8 @@ class GptqLayout:
                 bits, group = change.get("bits", bits), change.get("group_size", group)
                 break
         if bits not in BITS:
-            raise UnsupportedTensor(f"{module} has {bits} bits; GPTQ layers of 2, 3, 4 and 8 bits are read.", tensor=f"{module}.qweight", bits=bits)
+            raise UnsupportedTensor(f"{module} has {bits} bits; GPTQ layers of 2, 3, 4 and 8 bits are read.",
+                                    tensor=f"{module}.qweight", bits=bits)
         return bits, group
 
     def read(self, module: str, raw: Raw) -> QWeight:
@@ -75,10 +77,11 @@ class GptqLayout:
         scale = expect(module, "scales", need(raw, module, "scales"), (groups, outputs))
         zero = self._zeros(module, need(raw, module, "qzeros"), bits, (groups, outputs))
         codes = fields(packed.T, bits)[:, :inputs]
-        return grouped(codes, scale.T.contiguous(), zero.T.contiguous(), bits, group, self._index(module, index, inputs, group))
+        return grouped(codes, scale.T.contiguous(), zero.T.contiguous(), bits, group,
+                       self._index(module, index, inputs, group))
 
     def _zeros(self, module: str, packed: Tensor, bits: int, shape: tuple[int, int]) -> Tensor:
-        """uint8 [G, N]. Some tools tag v2 content as v1 or the reverse: in a symmetric file that shows, as every zero is 2^(bits - 1)."""
+        """uint8 [G, N]. Some tools tag v2 content as v1, or the reverse; in a symmetric file every zero shows it."""
         width = packed.element_size() * 8
         expect(module, "qzeros", packed, (shape[0], -(-shape[1] * bits // width)))
         stored, middle = fields(packed, bits)[:, :shape[1]], 1 << bits - 1
@@ -86,7 +89,7 @@ class GptqLayout:
         if self.symmetric and bits > 2 and bool((stored == stored[0, 0]).all()):
             found = {middle: 2, middle - 1: 1}.get(int(stored[0, 0]), version)
             if found != version:
-                self._notes[f"The file is tagged as GPTQ v{version}, but its zero points are those of v{found}: read as v{found}."] = None
+                self._notes[f"Tagged as GPTQ v{version}, but its zero points are v{found}: read as v{found}."] = None
             version = found
         return stored if version == 2 else stored + 1 & (1 << bits) - 1     # 15 + 1 is 0: it was 0 - 1
 
@@ -99,7 +102,8 @@ class GptqLayout:
         index = expect(module, "g_idx", index, (inputs,)).to(torch.int64)
         groups = -(-inputs // group)
         if int(index.min()) < 0 or int(index.max()) >= groups:
-            raise BrokenFile(f"{module}.g_idx names a group that is not there.", tensor=f"{module}.g_idx", groups=groups, largest=int(index.max()))
+            raise BrokenFile(f"{module}.g_idx names a group that is not there.", tensor=f"{module}.g_idx", groups=groups,
+                             largest=int(index.max()))
         if torch.equal(index, torch.arange(inputs) // group):
             return None
         if not index.any() and not self.act_order:       # older tools left it empty where it said nothing
@@ -127,4 +131,5 @@ def grouped(codes: Tensor, scale: Tensor, zero: Tensor, bits: int, group: int, i
         # Groups of unequal size: what divides all their sizes becomes the group, its scales repeated.
         group = math.gcd(*torch.bincount(order).tolist())
         scale, zero = scale[:, order[::group]].contiguous(), zero[:, order[::group]].contiguous()
-    return QWeight(codes.contiguous() if in_order else codes[:, perm].contiguous(), scale, zero, None, bits, group, None if in_order else perm)
+    return QWeight(codes.contiguous() if in_order else codes[:, perm].contiguous(), scale, zero, None, bits, group,
+                   None if in_order else perm)

@@ -45,7 +45,8 @@ class PackedFiles:
         ending = "." + layout.words
         self._modules = {name.removesuffix(ending) for name in stored if name.endswith(ending)}
         if not self._modules:
-            raise BrokenFile(f"The folder says it is quantized, but no tensor is called *.{layout.words}.", folder=model.folder.name)
+            raise BrokenFile(f"The folder says it is quantized, but no tensor is called *.{layout.words}.",
+                             folder=model.folder.name)
         self._notes = [*self._tied_head(), *self._check_skipped(stored)]
         self._names = {name for name in stored if not self._is_part(name)} | {f"{module}.weight" for module in self._modules}
 
@@ -58,7 +59,8 @@ class PackedFiles:
         """Some tools store a packed head beside a tied embedding. It is not used: the embedding is the head."""
         self._dropped = {"lm_head"} & self._modules if self.config.get("tie_word_embeddings") else set()
         self._modules -= self._dropped
-        return ["The file also holds a quantized lm_head; it is tied to the embedding, so the stored one is not used."] if self._dropped else []
+        note = "The file also holds a quantized lm_head; it is tied to the embedding, so the stored one is not used."
+        return [note] if self._dropped else []
 
     def _check_skipped(self, stored: Collection[str]) -> list[str]:
         modules = {name.rpartition(".")[0] for name in stored}
@@ -95,7 +97,8 @@ class PackedFiles:
 
     def _packed(self, module: str) -> QWeight:
         stored = self._files.names()
-        return self._layout.read(module, lambda part: self._files.raw(f"{module}.{part}") if f"{module}.{part}" in stored else None)
+        return self._layout.read(module, lambda part: self._files.raw(f"{module}.{part}") if f"{module}.{part}" in stored
+                                 else None)
 
 
 def need(raw: Raw, module: str, part: str) -> Tensor:
@@ -109,6 +112,7 @@ def need(raw: Raw, module: str, part: str) -> Tensor:
 def expect(module: str, part: str, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
     """BrokenFile naming the tensor and both shapes."""
     if tuple(tensor.shape) != shape:
-        raise BrokenFile(f"{module}.{part} has the shape {list(tensor.shape)} where {list(shape)} is needed.", tensor=f"{module}.{part}",
+        raise BrokenFile(f"{module}.{part} has the shape {list(tensor.shape)} where {list(shape)} is needed.",
+                         tensor=f"{module}.{part}",
                          shape=list(tensor.shape), expected=list(shape))
     return tensor
