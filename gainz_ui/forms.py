@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, fields
+from dataclasses import MISSING, Field, dataclass, fields, replace
 from typing import Any
 
 import gradio as gr
@@ -48,7 +48,8 @@ class Knob:
 
 class Form:
     """Widgets for a dataclass, made where the constructor is called inside a layout. ``skip`` fields have none, those in
-    ``advanced`` (or with ``advanced`` metadata) stand in the folded part, ``title``; ``defaults`` replace the class's own."""
+    ``advanced`` (or with ``advanced`` metadata) stand in the folded part, ``title``; ``defaults``: what they show at
+    first, where that is not the class's own default."""
 
     def __init__(self, cls: type, *, skip: Collection[str] = (), advanced: Collection[str] = (), title: Any = "",
                  defaults: Mapping[str, Any] | None = None, prefix: str = "option") -> None:
@@ -61,8 +62,8 @@ class Form:
 
         def add(items: Sequence[Field]) -> None:
             for item in items:
-                default = defaults.get(item.name, _default(item))
-                made[item.name] = _knob(item, kinds[item.name], default, f"{prefix}-{item.name}")
+                first = defaults.get(item.name, _default(item))
+                made[item.name] = replace(_knob(item, kinds[item.name], first, f"{prefix}-{item.name}"), default=_default(item))
 
         add([item for item in shown if item not in folded])
         if folded:
@@ -92,7 +93,7 @@ class Form:
         return self.cls(**self.read(values))
 
     def write(self, values: Mapping[str, Any]) -> list[Any]:
-        """Updates for all widgets: given fields take the given value, others their default."""
+        """Updates for all widgets: given fields take the given value, others the class's default."""
         known = {knob.name for knob in self.knobs}
         for name in values:
             if name not in known:

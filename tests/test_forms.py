@@ -80,8 +80,9 @@ def test_the_dataclass_has_the_last_word(sampling):
 
 def test_write_resets_what_is_not_given_and_refuses_what_is_unknown():
     form = make(Sampling, defaults={"temperature": 0.7}, skip=("n",))
+    assert next(knob.widget.value for knob in form.knobs if knob.name == "temperature") == 0.7
     updates = dict(zip([knob.name for knob in form.knobs], form.write({"top_k": 5}), strict=True))
-    assert (updates["temperature"], updates["top_k"], updates["top_p"]) == (0.7, 5, 1.0) and "n" not in updates
+    assert (updates["temperature"], updates["top_k"], updates["top_p"]) == (0.0, 5, 1.0) and "n" not in updates
     with pytest.raises(InvalidRequest):
         form.write({"top_q": 5})
 

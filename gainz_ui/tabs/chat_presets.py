@@ -13,7 +13,7 @@ from gainz_ui.forms import Form
 from gainz_ui.i18n import T, explain, language, tr
 from gainz_ui.page import Page
 from gainz_ui.services.chat import PRESETS, preset_name
-from gainz_ui.widgets import Html, shown
+from gainz_ui.widgets import shown
 
 PRIVATE = {"api_visibility": "private", "show_progress": "hidden"}
 

@@ -65,7 +65,7 @@ def strip(language: str, stats: Mapping[str, Any] | None, view: View | None = No
             (say("stat_prompt"), html.number(stats["prompt_tokens"]), ""),
             (say("stat_cached"), "–" if stats.get("cached_tokens") is None else html.number(stats["cached_tokens"]), "")]
     return (_activity(language, view) + html.tiles(rows) + _context(language, stats)
-            + f'<p class="gz-served">{_served(language, stats)}</p>' + _notes(stats))
+            + f'<p class="gz-served">{_served(language, stats)}</p>' + _notes(language, stats))
 
 
 def _activity(language: str, view: View | None) -> str:
@@ -102,9 +102,10 @@ def _served(language: str, stats: Mapping[str, Any]) -> str:
     return f"{html.escape(tr(language, 'served_by', model=stats['model']))} {tags}{html.escape(' · '.join(b for b in (took, end) if b))}"
 
 
-def _notes(stats: Mapping[str, Any]) -> str:
+def _notes(language: str, stats: Mapping[str, Any]) -> str:
     """Fallbacks of the load: what was not as asked."""
-    return "".join(html.notice("warn", note, live=False) for note in stats.get("notes") or ())
+    notes = stats.get("notes")
+    return html.notice("warn", tr(language, "load_notes"), notes, live=False) if notes else ""
 
 
 def gate(language: str, snapshot: Any, task: Any, error: Any, entries: int) -> str:
@@ -148,8 +149,3 @@ def stage(language: str, progress: Any) -> str:
     name = tr(language, key, done=done, total=total) if has(key) else progress.stage
     figures_in_name = has(key) and "{done}" in tr("en", key)
     return " · ".join(part for part in (name, "" if figures_in_name else f"{done} / {total}", progress.note) if part)
-
-
-def greeting(language: str, model: str) -> str:
-    """What an empty chat shows."""
-    return f"### {tr(language, 'chat_hello')}\n{tr(language, 'chat_hello_help', model=model)}"

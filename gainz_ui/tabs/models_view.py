@@ -57,7 +57,7 @@ def loaded(language: str, info: ModelInfo) -> str:
             (say("fact_load_time"), html.duration(info.load_seconds) if info.load_seconds else ""),
             (say("fact_template"), say("yes") if info.chat_template else say("no")),
             (say("fact_lossless"), say("yes") if info.lossless else say("no"))]
-    notes = "".join(html.notice("warn", note, live=False) for note in info.notes)
+    notes = html.notice("warn", say("load_notes"), info.notes, live=False) if info.notes else ""
     return f'<h3 class="gz-h gz-below">{html.escape(say("in_memory"))}</h3>{html.facts(rows)}<div class="gz-gap">{notes}</div>'
 
 

@@ -246,6 +246,7 @@ def test_presets_are_chosen_saved_and_kept(stage, visit):
     page.locator("#gz-preset input").click()
     page.get_by_role("option", name="Precise").click()
     expect(temperature).to_have_value("0")
+    expect(page.locator("#gz-sampling-top_k input[type=number]")).to_have_value("0")
     temperature.fill("1.3")
     page.locator("#gz-presets button").first.click()
     page.fill("#gz-preset-name input, #gz-preset-name textarea", "mine")
