@@ -268,11 +268,15 @@ class _Reader:
             raise self.broken(f"the array {key} claims {count} strings.", left=self.size - self.at)
         begin, starts, at = self.at, array("Q", [0]), 0
         raw = self.take(min(READ_AHEAD, self.size - begin, MAX_TEXT), key)
+        length, append = struct.Struct("<Q").unpack_from, starts.append
         for _ in range(count):
-            while at + 8 > len(raw) or at + 8 + int.from_bytes(raw[at:at + 8], "little") > len(raw):
+            if at + 8 > len(raw):
                 raw = self.more(raw, begin, key, at)
-            at += 8 + int.from_bytes(raw[at:at + 8], "little")
-            starts.append(at)
+            end = at + 8 + length(raw, at)[0]
+            if end > len(raw):
+                raw = self.more(raw, begin, key, at)
+            at = end
+            append(at)
         self.at = begin + at
         self.window, self.start = raw[at:], self.at
         return Strings(key, raw[:at], starts)

@@ -26,7 +26,7 @@ BITS = {"Q8_0": 8, "Q4_0": 4, "Q4_1": 4, "Q5_0": 5, "Q5_1": 5, "Q2_K": 2, "Q3_K"
 @pytest.mark.parametrize("kind", sorted(QUANTIZED))
 def test_any_block_dequantizes_to_what_ggml_says(kind):
     raw = random_blocks(kind, 9, 768, seed=3)
-    weight = unpack(kind, torch.from_numpy(raw), BYTES[kind])
+    weight = unpack(kind, raw, BYTES[kind])
     assert weight.bits == BITS[kind] and weight.shape == (9, 768) and int(weight.codes.max()) == 2 ** weight.bits - 1
     assert (weight.zero is None) != (weight.bias is None)
     np.testing.assert_array_equal(weight.dequantize().numpy(), gguf.dequantize(raw, TYPES[kind]))

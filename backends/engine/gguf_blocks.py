@@ -2,133 +2,152 @@
 
 Knows one byte layout per type and nothing of files, names or models. Every type here is a linear one (a code times a scale,
 less a zero or plus a bias), so its translation is exact: `QWeight.dequantize()` gives what the ggml reference gives.
+
+numpy and not torch: a model is hundreds of matrices and thousands of short passes, and torch's threads meet after each one.
+On a machine that is busy with anything else, those meetings cost more than the passes. Large matrices are cut by rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import torch
+from numpy import ndarray
 from torch import Tensor
 
 from backends.kernels import QWeight
 
-HALF = torch.float16
+Parts = tuple[ndarray, ndarray, "ndarray | None"]      # codes uint8 [N, B, …], scale [N, B, …], bias like scale or None
+LARGE = 1 << 22                                        # bytes of a matrix from which on rows are shared out
+Unpacker = Callable[[ndarray], Parts]
 
 
-def _half(raw: Tensor, start: int) -> Tensor:
-    """The fp16 number at ``start`` of each block: raw uint8 [N, B, bytes] → float16 [N, B, 1]."""
-    return raw[..., start:start + 2].contiguous().view(HALF)
+def _half(raw: ndarray, start: int) -> ndarray:
+    """The fp16 number at ``start`` of each block: uint8 [N, B, bytes] → float16 [N, B, 1]."""
+    return np.ascontiguousarray(raw[..., start:start + 2]).view(np.float16)
 
 
-def _codes(raw: Tensor, width: int) -> Tensor:
-    return torch.empty(*raw.shape[:2], width, dtype=torch.uint8)
+def _single(raw: ndarray, start: int) -> ndarray:
+    return _half(raw, start).astype(np.float32)
 
 
-def _nibbles(raw: Tensor, out: Tensor) -> Tensor:
-    """[…, n] bytes → […, 2 n]: all low halves, then all high halves."""
-    n = raw.shape[-1]
-    torch.bitwise_and(raw, 15, out=out[..., :n])
-    torch.bitwise_right_shift(raw, 4, out=out[..., n:])
-    return out
+def _planes(raw: ndarray, bits: int, run: int) -> ndarray:
+    """Codes of ``bits`` bits laid in planes: in each run of ``run`` bytes first all lowest fields, then the next ones.
+    uint8 [N, B, n] → [N, B, 8 / bits * n]."""
+    runs = raw.reshape(*raw.shape[:2], -1, run)
+    out = np.empty((*runs.shape[:3], 8 // bits, run), np.uint8)
+    for place in range(8 // bits):
+        field = out[..., place, :]
+        np.right_shift(runs, bits * place, out=field)
+        if place < 8 // bits - 1:
+            np.bitwise_and(field, (1 << bits) - 1, out=field)
+    return out.reshape(*raw.shape[:2], -1)
 
 
-def _zero(scale: Tensor, value: int) -> Tensor:
-    """The one zero of a symmetric type for every group, without memory of its own."""
-    return torch.tensor(value, dtype=torch.uint8).expand(scale.shape)
-
-
-def _weight(codes: Tensor, scale: Tensor, bits: int, group: int, *, zero: int | None = None,
-            bias: Tensor | None = None) -> QWeight:
-    rows = codes.shape[0]
-    scale = scale.reshape(rows, -1)
-    return QWeight(codes.reshape(rows, -1), scale, None if zero is None else _zero(scale, zero),
-                   None if bias is None else bias.reshape(rows, -1), bits, group)
+def _merged(low: ndarray, high: ndarray, bits: int) -> ndarray:
+    """Codes whose upper part lies elsewhere; in place."""
+    np.left_shift(high, bits, out=high)
+    return np.bitwise_or(low, high, out=low)
 
 
 # ---------------------------------------------------------------------------------------------- blocks of 32
-def q8_0(raw: Tensor) -> QWeight:
-    return _weight(raw[..., 2:].bitwise_xor(128), _half(raw, 0), 8, 32, zero=128)      # int8 → uint8: + 128
+def q8_0(raw: ndarray) -> Parts:
+    return raw[..., 2:] ^ 128, _half(raw, 0), None      # int8 → uint8: + 128
 
 
-def q4_0(raw: Tensor) -> QWeight:
-    return _weight(_nibbles(raw[..., 2:], _codes(raw, 32)), _half(raw, 0), 4, 32, zero=8)
+def q4_0(raw: ndarray) -> Parts:
+    return _planes(raw[..., 2:], 4, 16), _half(raw, 0), None
 
 
-def q4_1(raw: Tensor) -> QWeight:
-    return _weight(_nibbles(raw[..., 4:], _codes(raw, 32)), _half(raw, 0), 4, 32, bias=_half(raw, 2))
+def q4_1(raw: ndarray) -> Parts:
+    return _planes(raw[..., 4:], 4, 16), _half(raw, 0), _half(raw, 2)
 
 
-def _fives(raw: Tensor, start: int) -> Tensor:
-    """Codes of Q5: 32 fifth bits in 4 bytes, then 16 bytes of nibbles."""
-    codes = _nibbles(raw[..., start + 4:], _codes(raw, 32))
-    high = raw[..., start:start + 4].unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8) & 1
-    return codes.bitwise_or_(high.flatten(-2) << 4)
+def _fives(raw: ndarray, start: int) -> ndarray:
+    """Codes of Q5: 32 fifth bits in 4 bytes, in order, then 16 bytes of nibbles."""
+    high = np.unpackbits(np.ascontiguousarray(raw[..., start:start + 4]), axis=-1, bitorder="little")
+    return _merged(_planes(raw[..., start + 4:], 4, 16), high, 4)
 
 
-def q5_0(raw: Tensor) -> QWeight:
-    return _weight(_fives(raw, 2), _half(raw, 0), 5, 32, zero=16)
+def q5_0(raw: ndarray) -> Parts:
+    return _fives(raw, 2), _half(raw, 0), None
 
 
-def q5_1(raw: Tensor) -> QWeight:
-    return _weight(_fives(raw, 4), _half(raw, 0), 5, 32, bias=_half(raw, 2))
+def q5_1(raw: ndarray) -> Parts:
+    return _fives(raw, 4), _half(raw, 0), _half(raw, 2)
 
 
 # ---------------------------------------------------------------------------------------------- blocks of 256
-def _planes(raw: Tensor, bits: int, run: int) -> Tensor:
-    """Codes of ``bits`` bits laid in planes: in each run of ``run`` bytes first all lowest fields, then the next ones.
-    uint8 [N, B, n] → [N, B, n / run, 8 / bits, run]."""
-    shifts = torch.arange(0, 8, bits, dtype=torch.uint8).view(-1, 1)
-    return (raw.unflatten(-1, (-1, 1, run)) >> shifts).bitwise_and_((1 << bits) - 1)
+def q2_k(raw: ndarray) -> Parts:
+    fields = raw[..., :16]
+    scale, low = _single(raw, 80) * (fields & 15), _single(raw, 82) * (fields >> 4)
+    return _planes(raw[..., 16:80], 2, 32), scale, -low
 
 
-def q2_k(raw: Tensor) -> QWeight:
-    fields, codes = raw[..., :16], _planes(raw[..., 16:80], 2, 32)
-    scale = _half(raw, 80).float() * (fields & 15).float()
-    bias = -(_half(raw, 82).float() * (fields >> 4).float())
-    return _weight(codes.flatten(2), scale, 2, 16, bias=bias)
-
-
-def q3_k(raw: Tensor) -> QWeight:
-    low, high = _planes(raw[..., 32:96], 2, 32), _planes(raw[..., :32], 1, 32)      # high bit set: no offset of -4
-    codes = low.flatten(2) | high.flatten(2) << 2
+def q3_k(raw: ndarray) -> Parts:
+    codes = _merged(_planes(raw[..., 32:96], 2, 32), _planes(raw[..., :32], 1, 32), 2)      # high bit set: no offset of -4
     packed = raw[..., 96:108]
-    fields = _planes(packed[..., :8], 4, 8).flatten(2) | _planes(packed[..., 8:], 2, 4).flatten(2) << 4
-    return _weight(codes, _half(raw, 108).float() * (fields.float() - 32), 3, 16, zero=4)
+    fields = _merged(_planes(packed[..., :8], 4, 8), _planes(packed[..., 8:], 2, 4), 4)
+    return codes, _single(raw, 108) * (fields.astype(np.float32) - 32), None
 
 
-def _sixes(packed: Tensor) -> tuple[Tensor, Tensor]:
-    """The 8 scales and 8 minima of 6 bits that Q4_K and Q5_K pack into 12 bytes → float [N, B, 8] each."""
-    d, m, rest = packed.unflatten(-1, (3, 4)).unbind(-2)
-    scale = torch.cat([d & 63, rest & 15 | d >> 2 & 48], -1)
-    low = torch.cat([m & 63, rest >> 4 | m >> 2 & 48], -1)
-    return scale.float(), low.float()
+def _sixes(packed: ndarray) -> tuple[ndarray, ndarray]:
+    """The 8 scales and 8 minima of 6 bits that Q4_K and Q5_K pack into 12 bytes → uint8 [N, B, 8] each."""
+    d, m, rest = (packed[..., start:start + 4] for start in (0, 4, 8))
+    scale = np.concatenate([d & 63, rest & 15 | d >> 2 & 48], -1)
+    return scale, np.concatenate([m & 63, rest >> 4 | m >> 2 & 48], -1)
 
 
-def q4_k(raw: Tensor) -> QWeight:
+def q4_k(raw: ndarray) -> Parts:
     scale, low = _sixes(raw[..., 4:16])
-    codes = _planes(raw[..., 16:], 4, 32).flatten(2)
-    return _weight(codes, _half(raw, 0).float() * scale, 4, 32, bias=-(_half(raw, 2).float() * low))
+    return _planes(raw[..., 16:], 4, 32), _single(raw, 0) * scale, -(_single(raw, 2) * low)
 
 
-def q5_k(raw: Tensor) -> QWeight:
+def q5_k(raw: ndarray) -> Parts:
     scale, low = _sixes(raw[..., 4:16])
-    codes = _planes(raw[..., 48:], 4, 32).flatten(2) | _planes(raw[..., 16:48], 1, 32).flatten(2) << 4
-    return _weight(codes, _half(raw, 0).float() * scale, 5, 32, bias=-(_half(raw, 2).float() * low))
+    codes = _merged(_planes(raw[..., 48:], 4, 32), _planes(raw[..., 16:48], 1, 32), 4)
+    return codes, _single(raw, 0) * scale, -(_single(raw, 2) * low)
 
 
-def q6_k(raw: Tensor) -> QWeight:
-    codes = _planes(raw[..., :128], 4, 64).flatten(2) | _planes(raw[..., 128:192], 2, 32).flatten(2) << 4
-    scale = _half(raw, 208).float() * raw[..., 192:208].contiguous().view(torch.int8).float()
-    return _weight(codes, scale, 6, 16, zero=32)
+def q6_k(raw: ndarray) -> Parts:
+    codes = _merged(_planes(raw[..., :128], 4, 64), _planes(raw[..., 128:192], 2, 32), 4)
+    return codes, _single(raw, 208) * np.ascontiguousarray(raw[..., 192:208]).view(np.int8), None
 
 
-QUANTIZED: dict[str, Callable[[Tensor], QWeight]] = {
-    "Q8_0": q8_0, "Q4_0": q4_0, "Q4_1": q4_1, "Q5_0": q5_0, "Q5_1": q5_1,
-    "Q2_K": q2_k, "Q3_K": q3_k, "Q4_K": q4_k, "Q5_K": q5_k, "Q6_K": q6_k}
+# name: (how to unpack a block, bits of a code, weights that share a scale, the one zero of a symmetric type)
+QUANTIZED: dict[str, tuple[Unpacker, int, int, int | None]] = {
+    "Q8_0": (q8_0, 8, 32, 128), "Q4_0": (q4_0, 4, 32, 8), "Q4_1": (q4_1, 4, 32, None), "Q5_0": (q5_0, 5, 32, 16),
+    "Q5_1": (q5_1, 5, 32, None), "Q2_K": (q2_k, 2, 16, None), "Q3_K": (q3_k, 3, 16, 4), "Q4_K": (q4_k, 4, 32, None),
+    "Q5_K": (q5_k, 5, 32, None), "Q6_K": (q6_k, 6, 16, 32)}
 FLOATS: dict[str, torch.dtype] = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
 
 
-def unpack(kind: str, rows: Tensor, block_bytes: int) -> QWeight:
+def unpack(kind: str, rows: ndarray, block_bytes: int) -> QWeight:
     """``rows``: uint8 [N, bytes of a row] of a quantized ``kind``."""
-    return QUANTIZED[kind](rows.unflatten(-1, (-1, block_bytes)))
+    read, bits, group, middle = QUANTIZED[kind]
+    count = len(rows)
+
+    def part(raw: ndarray) -> tuple[ndarray | None, ...]:
+        made = read(raw.reshape(len(raw), -1, block_bytes))
+        return tuple(None if values is None else values.reshape(len(raw), -1) for values in made)
+
+    codes, scale, bias = _by_rows(part, rows) if rows.nbytes >= LARGE and count > 1 else part(rows)
+    # A zero for every group, without memory of its own
+    zero = None if middle is None else torch.tensor(middle, dtype=torch.uint8).expand(scale.shape)
+    return QWeight(torch.from_numpy(codes), torch.from_numpy(scale), zero, None if bias is None else torch.from_numpy(bias),
+                   bits, group)
+
+
+def _by_rows(part: Callable[[ndarray], tuple[ndarray | None, ...]], rows: ndarray) -> list[ndarray | None]:
+    """The same, a piece a thread: numpy lets go of the interpreter while it works."""
+    workers = max(1, min(torch.get_num_threads(), len(rows)))
+    with ThreadPoolExecutor(workers) as pool:
+        pieces = list(pool.map(part, np.array_split(rows, workers)))
+    return [None if values[0] is None else np.concatenate(values) for values in zip(*pieces)]
+
+
+def floats(kind: str, raw: ndarray) -> Tensor:
+    """uint8 [bytes] → a float tensor [n]."""
+    return torch.from_numpy(raw).view(FLOATS[kind])

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-import torch
+import numpy as np
 from torch import Tensor
 
 from backends.engine import gguf_blocks
@@ -65,12 +65,11 @@ class GgufWeights:
     def _factors(self, name: str) -> list[float]:
         return self._float(self._file.tensors[name]).float().tolist()
 
-    def _rows(self, info: TensorInfo, width: int) -> Tensor:
+    def _rows(self, info: TensorInfo, width: int) -> np.ndarray:
         """uint8 [rows, width], the rows in the order of transformers."""
-        rows = read_bytes(info).view(-1, width)
-        heads = self._paired_heads(info.name)
+        rows, heads = read_bytes(info).reshape(-1, width), self._paired_heads(info.name)
         # llama.cpp turns neighbours (2j, 2j + 1) where transformers turns the halves (j, j + d/2) of a head
-        return rows.view(heads, -1, 2, width).transpose(1, 2).reshape(-1, width) if heads else rows
+        return rows.reshape(heads, -1, 2, width).swapaxes(1, 2).reshape(-1, width) if heads else rows
 
     def _paired_heads(self, name: str) -> int:
         kind = name.split(".")[-2] if self._family.paired else ""
@@ -82,9 +81,8 @@ class GgufWeights:
         return gguf_blocks.unpack(info.type, self._rows(info, info.shape[-1] // weights * size), size)
 
     def _float(self, info: TensorInfo) -> Tensor:
-        dtype = gguf_blocks.FLOATS[info.type]
-        row = dtype.itemsize * (info.shape[-1] if len(info.shape) > 1 else 1)
-        values = self._rows(info, row).view(dtype).reshape(info.shape)
+        row = gguf_blocks.FLOATS[info.type].itemsize * (info.shape[-1] if len(info.shape) > 1 else 1)
+        values = gguf_blocks.floats(info.type, self._rows(info, row).reshape(-1)).reshape(info.shape)
         return values - self._family.offset if self._family.offset and info.name.endswith("norm.weight") else values
 
 
@@ -97,14 +95,13 @@ def check_types(file: GgufFile) -> None:
                                 remedy=f"Use a file of one of the types {', '.join(sorted(READABLE))}.")
 
 
-def read_bytes(info: TensorInfo) -> Tensor:
+def read_bytes(info: TensorInfo) -> np.ndarray:
     """uint8 [bytes]. Tensors are read, not mapped: a file that shrinks under us is then an error, not a signal."""
-    out, done = torch.empty(info.bytes, dtype=torch.uint8), 0
-    view = memoryview(out.numpy())
+    out, done = np.empty(info.bytes, np.uint8), 0
     with open(info.path, "rb", buffering=0) as file:
         file.seek(info.offset)
         while done < info.bytes:
-            count = file.readinto(view[done:])
+            count = file.readinto(memoryview(out)[done:])
             if not count:
                 raise BrokenFile(f"{info.path.name} ended inside the tensor {info.name!r}.", tensor=info.name,
                                  file=info.path.name)
