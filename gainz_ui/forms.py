@@ -63,7 +63,9 @@ class Form:
         def add(items: Sequence[Field]) -> None:
             for item in items:
                 first = defaults.get(item.name, _default(item))
-                made[item.name] = replace(_knob(item, kinds[item.name], first, f"{prefix}-{item.name}"), default=_default(item))
+                made[item.name] = replace(
+                    _knob(item, kinds[item.name], first, f"{prefix}-{item.name}"), default=_default(item)
+                )
 
         add([item for item in shown if item not in folded])
         if folded:
@@ -97,7 +99,9 @@ class Form:
         known = {knob.name for knob in self.knobs}
         for name in values:
             if name not in known:
-                raise InvalidRequest(f"Unknown option {name!r}.", field=name, remedy=f"Known options: {', '.join(sorted(known))}.")
+                raise InvalidRequest(
+                    f"Unknown option {name!r}.", field=name, remedy=f"Known options: {', '.join(sorted(known))}."
+                )
         return [knob.show(values.get(knob.name, knob.default)) for knob in self.knobs]
 
 

@@ -10,7 +10,12 @@ from gainz_ui import html
 from gainz_ui.i18n import tr
 
 SHOWN = 2                               # models with a chip of their own
-LOGO = (Path(__file__).parent / "favicon.svg").read_text(encoding="utf-8").strip().replace("<svg ", '<svg aria-hidden="true" ', 1)
+LOGO = (
+    (Path(__file__).parent / "favicon.svg")
+    .read_text(encoding="utf-8")
+    .strip()
+    .replace("<svg ", '<svg aria-hidden="true" ', 1)
+)
 
 
 def header(language: str, snapshot: Any, tasks: Sequence[Any]) -> str:
@@ -44,7 +49,9 @@ def _model_tip(info: Any) -> str:
 
 
 def _work_chips(language: str, snapshot: Any, tasks: Sequence[Any]) -> list[str]:
-    chips = [html.chip(_percent(tr(language, "chip_loading", name=item.name), item.progress), "busy") for item in snapshot.loading]
+    chips = [
+        html.chip(_percent(tr(language, "chip_loading", name=item.name), item.progress), "busy") for item in snapshot.loading
+    ]
     chips += [html.chip(_percent(tr(language, f"chip_{task.kind}", name=task.subject), task.progress), "busy")
               for task in tasks if task.kind != "load"]
     if snapshot.running or snapshot.waiting:
@@ -57,7 +64,15 @@ def _percent(text: str, progress: Any) -> str:
 
 
 def _engine_chip(language: str, snapshot: Any) -> str:
-    kinds = {"ready": "good", "dead": "bad", "stuck": "bad", "starting": "busy", "loading": "busy", "stopping": "warn", "idle": "plain"}
+    kinds = {
+        "ready": "good",
+        "dead": "bad",
+        "stuck": "bad",
+        "starting": "busy",
+        "loading": "busy",
+        "stopping": "warn",
+        "idle": "plain",
+    }
     return html.chip(tr(language, f"engine_{snapshot.status}"), kinds[snapshot.status], snapshot.reason)
 
 

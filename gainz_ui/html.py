@@ -82,8 +82,10 @@ def facts(rows: Iterable[tuple[str, str]]) -> str:
 
 def tiles(rows: Sequence[tuple[str, str, str]]) -> str:
     """Figures: (label, value, unit)."""
-    items = "".join(f'<div class="gz-tile"><dt>{escape(label)}</dt><dd>{escape(value)}<small>{escape(unit)}</small></dd></div>'
-                    for label, value, unit in rows)
+    items = "".join(
+        f'<div class="gz-tile"><dt>{escape(label)}</dt><dd>{escape(value)}<small>{escape(unit)}</small></dd></div>'
+        for label, value, unit in rows
+    )
     return f'<dl class="gz-tiles">{items}</dl>'
 
 
@@ -92,8 +94,11 @@ def stacked(parts: Sequence[tuple[str, float, str]], whole: float, label: str) -
     scale = max(whole, sum(amount for _, amount, _ in parts), 1)
     pieces = "".join(f'<i class="gz-part-{css}" style="width:{100 * amount / scale:.2f}%"></i>' for _, amount, css in parts)
     mark = f'<b style="left:{min(100.0, 100 * whole / scale):.2f}%"></b>' if whole < scale else ""
-    legend = "".join(f'<span><i class="gz-part-{css}"></i>{escape(name)} <b>{size(amount)}</b></span>' for name, amount, css in parts)
-    return f'<div class="gz-stack" role="img" aria-label="{escape(label)}">{pieces}{mark}</div><div class="gz-legend">{legend}</div>'
+    legend = "".join(
+        f'<span><i class="gz-part-{css}"></i>{escape(name)} <b>{size(amount)}</b></span>' for name, amount, css in parts
+    )
+    whole_bar = f'<div class="gz-stack" role="img" aria-label="{escape(label)}">{pieces}{mark}</div>'
+    return f'{whole_bar}<div class="gz-legend">{legend}</div>'
 
 
 def file(name: str, text: str, kind: str) -> str:

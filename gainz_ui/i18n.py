@@ -69,7 +69,7 @@ def explain(language: str, error: GainzError) -> tuple[str, str, str]:
     instance stay in the words of the program, as they stand in the log."""
     facts = ", ".join(f"{key} = {value}" for key, value in error.evidence.items())
     what = f"{error.cause} ({facts})" if facts else error.cause
-    if language == "en" or not f"error_{error.code}" in texts(language):
+    if language == "en" or f"error_{error.code}" not in texts(language):
         return error.title, what, error.remedy
     general = error.remedy == error.advice
     advice = texts(language).get(f"advice_{error.code}", error.remedy) if general else error.remedy

@@ -11,8 +11,8 @@ from gainz_ui.services.answers import Answers
 
 @dataclass
 class Page:
-    """``version``: a hidden number that changes when models come or go: tabs listen to its ``change``. ``tabs``: the gr.Tabs, so that
-    a button may open another tab. ``on_load``: what is to run when a page opens."""
+    """``version``: a hidden number that changes when models come or go: tabs listen to its ``change``. ``tabs``: the gr.Tabs, so
+    that a button may open another tab. ``on_load``: what is to run when a page opens."""
 
     studio: Any
     settings: Any

@@ -1,4 +1,4 @@
-"""The frame of the page: header, tabs, the one signal "models changed". Knows no tab by name: tabs/ is scanned for ``TAB``."""
+"""The frame of the page: header, tabs, the one signal "models changed". Knows no tab by name: tabs/ is scanned."""
 
 from __future__ import annotations
 
@@ -26,20 +26,25 @@ BROWSER = {"chat": None, "earlier": [], "presets": {}, "settings": None}    # wh
 
 def scan() -> list[Tab]:
     """The tabs in their order. A module of tabs/ without ``TAB`` is a helper."""
-    modules = (importlib.import_module(f"{tabs_package.__name__}.{item.name}") for item in pkgutil.iter_modules(tabs_package.__path__))
+    modules = (
+        importlib.import_module(f"{tabs_package.__name__}.{item.name}")
+        for item in pkgutil.iter_modules(tabs_package.__path__)
+    )
     return sorted((module.TAB for module in modules if hasattr(module, "TAB")), key=lambda tab: tab.order)
 
 
 def build(studio: Any, settings: Any, store: Any, tasks: Any, doctor: Callable[[], Any],
           api: Callable[[], None] | None = None, startup: Any = None) -> gr.Blocks:
-    """The whole page. ``doctor()`` examines this machine; ``api()`` is called inside the Blocks and registers the public names;
-    ``startup``: the server's first work, which the page shows and can begin again."""
+    """The whole page. ``doctor()`` examines this machine; ``api()`` is called inside the Blocks and registers the public
+    names; ``startup``: the server's first work, which the page shows and can begin again."""
     page = Page(studio, settings, store, tasks, doctor, Answers(), startup)
     with gr.Blocks(title="Gainz", analytics_enabled=False) as blocks:
         if api is not None:             # first: a private listener whose function is called "load" would take that name
             api()
-        page.browser = {name: gr.BrowserState(first, storage_key=f"gainz-{name}", secret="gainz") for name, first in BROWSER.items()}
-        page.version = gr.Number(-1, visible="hidden")           # a State's change is not told to listeners that bypass the queue
+        page.browser = {
+            name: gr.BrowserState(first, storage_key=f"gainz-{name}", secret="gainz") for name, first in BROWSER.items()
+        }
+        page.version = gr.Number(-1, visible="hidden")  # a State's change is not told to listeners that bypass the queue
         timer, page.gate_timer = gr.Timer(CALM), gr.Timer(0.6, active=False)
         status, banner = _header()
         with gr.Tabs(elem_id="gz-tabs", overflow_behavior="wrap") as page.tabs:
@@ -81,9 +86,23 @@ def _wire(blocks: gr.Blocks, page: Page, timer: gr.Timer, status: gr.HTML, banne
 
 def mount_options(language: str = "auto") -> dict[str, Any]:
     """Keyword arguments for `gradio.mount_gradio_app`. ``language``: of a page on which nobody has chosen one."""
-    return {"theme": theme(), "css": style(), "i18n": bundle(), "favicon_path": str(Path(__file__).parent / "favicon.svg"),
-            "app_kwargs": {"middleware": [Middleware(EarlyScript, default=language)], "docs_url": None, "redoc_url": None, "openapi_url": None},
-            "footer_links": [], "run_history": False, "enable_monitoring": False, "ssr_mode": False, "show_error": True}
+    return {
+        "theme": theme(),
+        "css": style(),
+        "i18n": bundle(),
+        "favicon_path": str(Path(__file__).parent / "favicon.svg"),
+        "app_kwargs": {
+            "middleware": [Middleware(EarlyScript, default=language)],
+            "docs_url": None,
+            "redoc_url": None,
+            "openapi_url": None,
+        },
+        "footer_links": [],
+        "run_history": False,
+        "enable_monitoring": False,
+        "ssr_mode": False,
+        "show_error": True,
+    }
 
 
 __all__ = ["Page", "Tab", "build", "mount_options", "scan"]

@@ -1,5 +1,5 @@
-"""HTML of ours inside the page. Gradio's own HTML component evaluates a script for every update, which a strict content policy
-forbids; its Markdown component passes a block of HTML through as it is. The HTML has no line breaks (`html.escape`)."""
+"""HTML of ours inside the page. Gradio's own HTML component evaluates a script for every update, which a strict content
+policy forbids; its Markdown component passes a block of HTML through as it is. The HTML has no line breaks (`html.escape`)."""
 
 from __future__ import annotations
 

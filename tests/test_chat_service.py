@@ -1,4 +1,4 @@
-"""A chat as a value: what still fits, what is dropped or refused, edit, export, presets; and answers that outlive their page."""
+"""A chat as a value: what still fits, what is dropped or refused, edit, export, presets; answers that outlive their page."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ def test_the_oldest_turns_go_first_and_with_slack():
     """70 words and 30 of room in 80: two pairs would do (30 + 30 = 60 ≤ 70 with the slack of 10)."""
     fitted, prompt = fit(chat_of(3), words, context=80, room=30, overflow="drop")
     assert (fitted.start, prompt) == (4, 30)
-    assert fitted.sent()[0].content.startswith("q2") and len(fitted.turns) == 7, "dropped from what is sent, not from the chat"
+    assert fitted.sent()[0].content.startswith("q2") and len(fitted.turns) == 7, (
+        "dropped from what is sent, not from the chat"
+    )
 
 
 def test_without_room_for_slack_the_bare_fit_is_taken():
@@ -102,8 +104,17 @@ def test_asking_again_takes_the_answer_away():
     assert [t.content for t in chat.until_question().turns] == ["q"] and Chat("c").until_question().turns == ()
 
 
-@pytest.mark.parametrize("data", [{"turns": []}, {"id": "x", "turns": [{"role": "king", "content": "x"}]}, {"id": "x", "turns": 5}, [1],
-                                  {"id": "x", "turns": [{"role": "user", "content": 5}]}, {"id": "x", "turns": [], "start": 3}])
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"turns": []},
+        {"id": "x", "turns": [{"role": "king", "content": "x"}]},
+        {"id": "x", "turns": 5},
+        [1],
+        {"id": "x", "turns": [{"role": "user", "content": 5}]},
+        {"id": "x", "turns": [], "start": 3},
+    ],
+)
 def test_a_stored_chat_that_is_none_is_refused(data):
     with pytest.raises(InvalidRequest):
         Chat.of(data)

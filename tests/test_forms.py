@@ -49,21 +49,39 @@ def test_a_new_knob_shows_up_by_itself():
     assert next(knob.widget.label for knob in form.knobs if knob.name == "act_order") == "Act order"
 
 
-texts = st.text(st.characters(blacklist_categories=("Cs",), blacklist_characters="\r\x85\u2028\u2029"), min_size=1, max_size=20)
+texts = st.text(
+    st.characters(blacklist_categories=("Cs",), blacklist_characters="\r\x85\u2028\u2029"), min_size=1, max_size=20
+)
 
 
 @settings(deadline=None, max_examples=60)
-@given(stop=st.lists(texts, max_size=5).map(tuple), seed=st.none() | st.integers(-2**63, 2**64 - 1), ids=st.lists(st.integers(0, 9), max_size=4).map(tuple),
-       bias=st.lists(st.tuples(st.integers(0, 50_000), st.integers(-100, 100).map(float)), max_size=4).map(tuple),
-       longest=st.none() | st.integers(0, 9999), temperature=st.integers(0, 200).map(lambda n: n / 100))
+@given(
+    stop=st.lists(texts, max_size=5).map(tuple),
+    seed=st.none() | st.integers(-(2**63), 2**64 - 1),
+    ids=st.lists(st.integers(0, 9), max_size=4).map(tuple),
+    bias=st.lists(st.tuples(st.integers(0, 50_000), st.integers(-100, 100).map(float)), max_size=4).map(tuple),
+    longest=st.none() | st.integers(0, 9999),
+    temperature=st.integers(0, 200).map(lambda n: n / 100),
+)
 def test_values_survive_the_way_there_and_back(sampling, stop, seed, ids, bias, longest, temperature):
     given = Sampling(temperature=temperature, stop=stop, seed=seed, stop_ids=ids, logit_bias=bias, max_tokens=longest)
     values = {item.name: getattr(given, item.name) for item in fields(Sampling)}
     assert sampling.make(shown(sampling, values)) == given
 
 
-@pytest.mark.parametrize(("name", "value"), [("seed", "soon"), ("max_tokens", "1.5"), ("stop_ids", "1, two"), ("logit_bias", "5"),
-                                             ("top_k", None), ("min_tokens", None), ("ignore_eos", None), ("temperature", "hot")])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("seed", "soon"),
+        ("max_tokens", "1.5"),
+        ("stop_ids", "1, two"),
+        ("logit_bias", "5"),
+        ("top_k", None),
+        ("min_tokens", None),
+        ("ignore_eos", None),
+        ("temperature", "hot"),
+    ],
+)
 def test_nonsense_is_refused_by_name(sampling, name, value):
     values = [value if knob.name == name else knob.widget.value for knob in sampling.knobs]
     with pytest.raises(InvalidRequest) as caught:

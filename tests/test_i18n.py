@@ -31,7 +31,9 @@ def test_same_keys_and_same_places():
 def test_chinese_is_chinese_and_english_is_english():
     assert {key for key, text in texts("zh").items() if not CJK.search(text)} <= SAME_IN_BOTH
     assert {key for key, text in texts("en").items() if CJK.search(text)} == {"other_language"}
-    assert not any(re.search(r"[\u4e00-\u9fff][,;?!]|[,;?!][\u4e00-\u9fff]", text) for text in texts("zh").values()), "half-width signs"
+    assert not any(re.search(r"[\u4e00-\u9fff][,;?!]|[,;?!][\u4e00-\u9fff]", text) for text in texts("zh").values()), (
+        "half-width signs"
+    )
 
 
 def test_every_key_that_is_asked_for_is_there_and_every_key_there_is_asked_for():
@@ -61,9 +63,17 @@ def test_every_option_on_the_page_has_a_label_in_both(name):
     assert option_label("zh", name, "") and option_label("en", name, "")
 
 
-@pytest.mark.parametrize(("cookie", "header", "expected"), [
-    ("zh", "en-US", "zh"), ("en", "zh-CN,zh;q=0.9", "en"), (None, "zh-TW,zh;q=0.9", "zh"), (None, "de,en", "en"), ("fr", "de", "en"),
-    (None, "", "en")])
+@pytest.mark.parametrize(
+    ("cookie", "header", "expected"),
+    [
+        ("zh", "en-US", "zh"),
+        ("en", "zh-CN,zh;q=0.9", "en"),
+        (None, "zh-TW,zh;q=0.9", "zh"),
+        (None, "de,en", "en"),
+        ("fr", "de", "en"),
+        (None, "", "en"),
+    ],
+)
 def test_the_choice_wins_over_the_browser(cookie, header, expected):
     request = SimpleNamespace(cookies={"gainz_lang": cookie} if cookie else {}, headers={"accept-language": header})
     assert language(request) == expected

@@ -35,7 +35,11 @@ def test_no_listener_needs_a_script_to_be_evaluated(blocks):
 
 
 def test_what_generates_has_no_limit_of_gradios(blocks):
-    limits = {fn.name: fn.concurrency_limit for fn in blocks.fns.values() if fn.name in {"send", "again", "edit", "go_on", "come_back", "load"}}
+    limits = {
+        fn.name: fn.concurrency_limit
+        for fn in blocks.fns.values()
+        if fn.name in {"send", "again", "edit", "go_on", "come_back", "load"}
+    }
     assert limits and set(limits.values()) == {None}
 
 
@@ -52,7 +56,9 @@ def test_the_header_says_what_is_loaded_and_what_goes_on():
     loading = SimpleNamespace(name="big<model>", progress=Progress("read", 3, 4), seconds=1.0)
     text = header.header("en", snapshot(loading=(loading,), running=2, waiting=1, status="loading"), [])
     assert "Loading big&lt;model&gt; 75 %" in text and "2 running, 1 waiting" in text and "18 GB free" in text
-    models = tuple(SimpleNamespace(name=f"m{i}", format="GGUF", backend="gguf", kernels="ref", weights_bytes=1) for i in range(4))
+    models = tuple(
+        SimpleNamespace(name=f"m{i}", format="GGUF", backend="gguf", kernels="ref", weights_bytes=1) for i in range(4)
+    )
     text = header.header("zh", snapshot(models=models, status="ready"), [])
     assert "m0" in text and "m1" in text and "m2<" not in text and "+2" in text and "引擎就绪" in text
 
@@ -64,11 +70,19 @@ def test_the_banner_speaks_only_of_trouble():
 
 
 def test_html_of_ours_stays_on_one_line_and_is_escaped():
-    made = [html.notice("bad", "a\n\nb", ["<x>\n"]), html.facts([("k\n", "<v>")]), html.file("n", "l1\n\n<l2>", "text/plain"), html.empty("t\n", ["l"])]
+    made = [
+        html.notice("bad", "a\n\nb", ["<x>\n"]),
+        html.facts([("k\n", "<v>")]),
+        html.file("n", "l1\n\n<l2>", "text/plain"),
+        html.empty("t\n", ["l"]),
+    ]
     assert all("\n" not in text and "<x>" not in text and "<v>" not in text and "<l2>" not in text for text in made)
 
 
-@pytest.mark.parametrize(("count", "text"), [(0, "0 B"), (999, "999 B"), (1200, "1.2 kB"), (98_362_432, "98 MB"), (1.25e9, "1.2 GB"), (24e9, "24 GB")])
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (999, "999 B"), (1200, "1.2 kB"), (98_362_432, "98 MB"), (1.25e9, "1.2 GB"), (24e9, "24 GB")],
+)
 def test_sizes(count, text):
     assert html.size(count) == text
 
@@ -85,7 +99,9 @@ def ask(app, method: str = "GET") -> list[dict]:
 
 def answering(kind: bytes, *pieces: bytes):
     async def app(scope, receive, send):
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", kind), (b"content-length", b"1")]})
+        await send(
+            {"type": "http.response.start", "status": 200, "headers": [(b"content-type", kind), (b"content-length", b"1")]}
+        )
         for i, piece in enumerate(pieces):
             await send({"type": "http.response.body", "body": piece, "more_body": i < len(pieces) - 1})
     return app
@@ -93,7 +109,11 @@ def answering(kind: bytes, *pieces: bytes):
 
 def test_the_script_stands_first_in_the_document():
     start, body = ask(EarlyScript(answering(b"text/html; charset=utf-8", b"<html><he", b"ad><script src=x>"), default="zh"))
-    assert body["body"].startswith(b"<html><head><script>") and b"'zh' !== 'auto'" in body["body"] and body["body"].endswith(b"<script src=x>")
+    assert (
+        body["body"].startswith(b"<html><head><script>")
+        and b"'zh' !== 'auto'" in body["body"]
+        and body["body"].endswith(b"<script src=x>")
+    )
     assert dict(start["headers"])[b"content-length"] == str(len(body["body"])).encode()
 
 
@@ -105,8 +125,16 @@ def test_other_answers_pass_piece_by_piece():
 # ---------------------------------------------------------------------------------------------- snippets
 def test_the_code_for_a_chat_is_code_and_says_what_was_asked():
     from backends.base import Message, Request, Sampling
-    request = Request((Message("system", "Be brief."), Message("user", "Hi"), Message("assistant", "Hello"), Message("user", 'It\'s "x"\n```')),
-                      Sampling(temperature=0.5, top_k=7, stop=("\n",), logit_bias=((5, -1.0),)))
+
+    request = Request(
+        (
+            Message("system", "Be brief."),
+            Message("user", "Hi"),
+            Message("assistant", "Hello"),
+            Message("user", 'It\'s "x"\n```'),
+        ),
+        Sampling(temperature=0.5, top_k=7, stop=("\n",), logit_bias=((5, -1.0),)),
+    )
     python, curl = chat_snippets(request, "m", "http://h:1")
     seen = {}
 
@@ -127,7 +155,11 @@ def test_the_code_for_a_chat_is_code_and_says_what_was_asked():
     finally:
         sys.modules.pop("gradio_client") if saved is None else sys.modules.__setitem__("gradio_client", saved)
     assert seen["message"] == 'It\'s "x"\n```' and seen["system"] == "Be brief." and seen["api_name"] == "/chat"
-    assert [turn["content"] for turn in seen["history"]] == ["Hi", "Hello"] and seen["temperature"] == 0.5 and seen["stop"] == ["\n"]
+    assert (
+        [turn["content"] for turn in seen["history"]] == ["Hi", "Hello"]
+        and seen["temperature"] == 0.5
+        and seen["stop"] == ["\n"]
+    )
     assert seen["options"] == {"top_k": 7, "logit_bias": {"5": -1.0}}
     made = api_names.make_request((), None, seen["temperature"], 1.0, None, seen["stop"], seen["options"])
     assert made.sampling == request.sampling

@@ -117,7 +117,9 @@ def fit(chat: Chat, count: Count, context: int, room: int, overflow: Overflow) -
     if prompt + room <= context:
         return chat, prompt
     if overflow == "refuse":
-        raise _too_long(prompt, room, context, "Start a new chat, let the oldest turns be dropped, or allow a shorter answer.")
+        raise _too_long(
+            prompt, room, context, "Start a new chat, let the oldest turns be dropped, or allow a shorter answer."
+        )
     best: tuple[Chat, int] | None = None
     for start in (i for i, t in enumerate(chat.turns) if t.role == "user" and i > chat.start):
         shorter = replace(chat, start=start)
@@ -127,7 +129,9 @@ def fit(chat: Chat, count: Count, context: int, room: int, overflow: Overflow) -
             if prompt + room + context // 8 <= context:
                 return shorter, prompt
     if best is None:
-        raise _too_long(prompt, room, context, "Shorten it, allow a shorter answer, or load the model with a larger context.")
+        raise _too_long(
+            prompt, room, context, "Shorten it, allow a shorter answer, or load the model with a larger context."
+        )
     return best
 
 
@@ -169,8 +173,13 @@ def to_markdown(chat: Chat, names: Mapping[str, str]) -> str:
 
 def _stats_line(stats: Mapping[str, Any]) -> str:
     speed, ttft = stats.get("tokens_per_second"), stats.get("ttft_seconds")
-    bits = [str(stats.get("model", "")), f"{stats.get('completion_tokens', 0)} tokens",
-            f"{speed:.1f} tok/s" if speed else "", f"TTFT {ttft * 1000:.0f} ms" if ttft else "", str(stats.get("finish") or "")]
+    bits = [
+        str(stats.get("model", "")),
+        f"{stats.get('completion_tokens', 0)} tokens",
+        f"{speed:.1f} tok/s" if speed else "",
+        f"TTFT {ttft * 1000:.0f} ms" if ttft else "",
+        str(stats.get("finish") or ""),
+    ]
     return " · ".join(bit for bit in bits if bit)
 
 

@@ -66,7 +66,9 @@ class Task:
         except Exception as error:  # noqa: BLE001  a thread's fault must reach whoever watches, not vanish with the thread
             log.exception("%s %s failed", self.kind, self.subject)
             self.state = "failed"
-            self.error = GainzError(f"{type(error).__name__}: {error}", remedy="The log has the traceback; please report it.")
+            self.error = GainzError(
+                f"{type(error).__name__}: {error}", remedy="The log has the traceback; please report it."
+            )
         finally:
             self.ended = time.monotonic()
             self._finished.set()

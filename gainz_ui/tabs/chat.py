@@ -46,16 +46,37 @@ def _conversation(parts: dict[str, Any]) -> None:
     with gr.Column(elem_classes="gz-card"):
         parts["gate"] = Html(visible=False, elem_id="gz-gate")
         with gr.Row(elem_classes="gz-actions", visible=False) as parts["gate_actions"]:
-            parts["to_models"] = gr.Button(T("open_models"), variant="primary", elem_classes="gz-fit", elem_id="gz-open-models")
+            parts["to_models"] = gr.Button(
+                T("open_models"), variant="primary", elem_classes="gz-fit", elem_id="gz-open-models"
+            )
             parts["start_again"] = gr.Button(T("try_again"), visible=False, elem_classes="gz-fit", elem_id="gz-start-again")
         parts["chatbot"] = gr.Chatbot(
-            elem_id="gz-chatbot", show_label=False, label=T("tab_chat"), height="54vh", min_height=260, editable="all", allow_tags=False,
-            buttons=["copy"], layout="bubble", placeholder=T("chat_placeholder"), group_consecutive_messages=False,
-            reasoning_tags=THINKING, container=False)
+            elem_id="gz-chatbot",
+            show_label=False,
+            label=T("tab_chat"),
+            height="54vh",
+            min_height=260,
+            editable="all",
+            allow_tags=False,
+            buttons=["copy"],
+            layout="bubble",
+            placeholder=T("chat_placeholder"),
+            group_consecutive_messages=False,
+            reasoning_tags=THINKING,
+            container=False,
+        )
         parts["notice"] = Html(visible=False, elem_id="gz-notice")
         with gr.Row(elem_id="gz-compose") as parts["compose"]:
-            parts["composer"] = gr.Textbox(show_label=False, label=T("message"), placeholder=T("composer"), lines=1, max_lines=8,
-                                           elem_id="gz-composer", container=False, autofocus=True)
+            parts["composer"] = gr.Textbox(
+                show_label=False,
+                label=T("message"),
+                placeholder=T("composer"),
+                lines=1,
+                max_lines=8,
+                elem_id="gz-composer",
+                container=False,
+                autofocus=True,
+            )
             parts["send"] = gr.Button(T("send"), variant="primary", elem_id="gz-send")
             parts["stop"] = gr.Button(T("stop"), variant="stop", visible=False, elem_id="gz-stop")
         with gr.Row(elem_classes="gz-actions"):
@@ -82,7 +103,14 @@ def _settings(parts: dict[str, Any]) -> Form:
                                      elem_id="gz-system")
         parts["preset"] = gr.Dropdown([(T(f"preset_{name}"), name) for name in PRESETS], value="balanced", label=T("preset"),
                                       elem_id="gz-preset")
-        form = Form(Sampling, skip=SKIPPED, advanced=FOLDED, title=T("more_sampling"), defaults=PRESETS["balanced"], prefix="gz-sampling")
+        form = Form(
+            Sampling,
+            skip=SKIPPED,
+            advanced=FOLDED,
+            title=T("more_sampling"),
+            defaults=PRESETS["balanced"],
+            prefix="gz-sampling",
+        )
         parts["overflow"] = gr.Radio([(T("overflow_drop"), "drop"), (T("overflow_refuse"), "refuse")], value="drop",
                                      label=T("overflow"), elem_id="gz-overflow")
         with gr.Accordion(T("save_preset"), open=False, elem_classes="gz-fold", elem_id="gz-presets"):
@@ -94,7 +122,9 @@ def _settings(parts: dict[str, Any]) -> Form:
         with gr.Accordion(T("earlier"), open=False, elem_classes="gz-fold", elem_id="gz-earlier"):
             gr.Markdown(T("earlier_help"))
             parts["history"] = gr.Dropdown([], label=T("earlier_open"), elem_id="gz-history")
-            parts["history_clear"] = gr.Button(T("earlier_clear"), size="sm", elem_classes="gz-fit", elem_id="gz-history-clear")
+            parts["history_clear"] = gr.Button(
+                T("earlier_clear"), size="sm", elem_classes="gz-fit", elem_id="gz-history-clear"
+            )
     return form
 
 
@@ -102,8 +132,10 @@ def _settings(parts: dict[str, Any]) -> Form:
 def _wire_asking(page: Page, parts: dict[str, Any], flow: Flow, form: Form) -> None:
     """The listeners that generate: no limit here, the engine admits."""
     settings = [parts["model"], parts["system"], parts["overflow"], *form.widgets]
-    outputs = [parts[name] for name in ("chat", "chatbot", "composer", "stats", "notice", "send", "stop", "continue", "retry",
-                                        "api", "system")]
+    outputs = [
+        parts[name]
+        for name in ("chat", "chatbot", "composer", "stats", "notice", "send", "stop", "continue", "retry", "api", "system")
+    ]
     free = {**PRIVATE, "concurrency_limit": None, "outputs": outputs}
     with_text = [parts["chat"], parts["composer"], *settings]
     gr.on([parts["send"].click, parts["composer"].submit], flow.send, with_text, **free)
@@ -117,12 +149,17 @@ def _wire_asking(page: Page, parts: dict[str, Any], flow: Flow, form: Form) -> N
 
 def _wire_rest(page: Page, parts: dict[str, Any], flow: Flow) -> None:
     """Undo, new chat, earlier chats, export."""
-    parts_shown = [parts[name] for name in ("chat", "chatbot", "system", "stats", "notice", "send", "stop", "continue", "retry", "composer")]
+    parts_shown = [
+        parts[name]
+        for name in ("chat", "chatbot", "system", "stats", "notice", "send", "stop", "continue", "retry", "composer")
+    ]
     parts["chatbot"].undo(flow.undo, parts["chat"], parts_shown, **PRIVATE)
     more = [*parts_shown, parts["earlier"], parts["history"]]
     parts["new"].click(flow.new, [parts["chat"], parts["earlier"]], more, **PRIVATE)
     parts["history"].input(flow.open, [parts["history"], parts["chat"], parts["earlier"]], more, **PRIVATE)
-    parts["history_clear"].click(lambda: ([], gr.Dropdown(choices=[], value=None)), None, [parts["earlier"], parts["history"]], **PRIVATE)
+    parts["history_clear"].click(
+        lambda: ([], gr.Dropdown(choices=[], value=None)), None, [parts["earlier"], parts["history"]], **PRIVATE
+    )
     page.on_load(lambda earlier: gr.Dropdown(choices=titles(earlier)), parts["earlier"], parts["history"])
     parts["markdown"].click(_markdown, parts["chat"], parts["file"], **PRIVATE)
     parts["json"].click(_json, parts["chat"], parts["file"], **PRIVATE)
@@ -143,10 +180,17 @@ def _wire_models(page: Page, parts: dict[str, Any]) -> None:
     def look(request: gr.Request, chosen: str | None):
         words, snapshot = language(request), page.studio.snapshot()
         names = [info.name for info in snapshot.models]
-        value = chosen if chosen in names else names[-1] if names else None
-        choice = gr.Dropdown(choices=names, value=value)
+        choice = gr.Dropdown(choices=names, **({} if chosen in names else {"value": names[-1] if names else None}))
         if names:
-            return choice, shown(""), gr.Row(visible=False), gr.skip(), gr.Chatbot(visible=True), gr.Row(visible=True), gr.Timer(active=False)
+            return (
+                choice,
+                shown(""),
+                gr.Row(visible=False),
+                gr.skip(),
+                gr.Chatbot(visible=True),
+                gr.Row(visible=True),
+                gr.Timer(active=False),
+            )
         task, failed = page.startup_task(), page.startup_error()
         entries = sum(entry.ready for entry in page.studio.catalog())
         text = show.gate(words, snapshot, task, failed, entries)
@@ -155,7 +199,15 @@ def _wire_models(page: Page, parts: dict[str, Any]) -> None:
                 gr.Chatbot(visible=False), gr.Row(visible=False), gr.Timer(active=True))
 
     pace = page.gate_timer
-    outputs = [parts["model"], parts["gate"], parts["gate_actions"], parts["start_again"], parts["chatbot"], parts["compose"], pace]
+    outputs = [
+        parts["model"],
+        parts["gate"],
+        parts["gate_actions"],
+        parts["start_again"],
+        parts["chatbot"],
+        parts["compose"],
+        pace,
+    ]
     quiet = {**PRIVATE, "queue": False}
     page.version.change(look, parts["model"], outputs, **quiet)
     pace.tick(look, parts["model"], outputs, **quiet)

@@ -114,8 +114,13 @@ class Flow:
 
     def _refused(self, words: str, chat: Chat, error: GainzError) -> Update:
         """The question stays in sight, with the reason; nothing was sent."""
-        return {self.parts["chat"]: chat.to_json(), self.parts["composer"]: "", self.parts["chatbot"]: show.messages(words, chat),
-                self.parts["notice"]: _tell(words, error), **self._idle(retry=True)}
+        return {
+            self.parts["chat"]: chat.to_json(),
+            self.parts["composer"]: "",
+            self.parts["chatbot"]: show.messages(words, chat),
+            self.parts["notice"]: _tell(words, error),
+            **self._idle(retry=True),
+        }
 
     # ------------------------------------------------------------------------------------------ watching
     async def watch(self, words: str, answer: Answer) -> AsyncIterator[Update]:
@@ -170,7 +175,11 @@ class Flow:
         answer = self.page.answers.get(chat.id)
         if answer is not None and answer.about.chat.turns == chat.turns:
             async for update in self.watch(words, answer):
-                yield {self.parts["system"]: chat.system, **update} if isinstance(update, dict) and "__type__" not in update else update
+                yield (
+                    {self.parts["system"]: chat.system, **update}
+                    if isinstance(update, dict) and "__type__" not in update
+                    else update
+                )
             return
         yield self.shown(words, chat)
 

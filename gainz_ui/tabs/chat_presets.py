@@ -30,10 +30,19 @@ class Presets:
         fill = [parts["system"], *self.form.widgets]
         parts["preset"].input(self.choose, [parts["preset"], self.saved, parts["system"]], fill, **PRIVATE).then(
             _kept, kept, self.settings, queue=False, **PRIVATE)
-        gr.on([widget.input for widget in [parts["overflow"], *self.form.widgets]], _kept, kept, self.settings, queue=False, **PRIVATE)
+        gr.on(
+            [widget.input for widget in [parts["overflow"], *self.form.widgets]],
+            _kept,
+            kept,
+            self.settings,
+            queue=False,
+            **PRIVATE,
+        )
         given = [parts["preset_name"], self.saved, parts["system"], *self.form.widgets]
         parts["preset_save"].click(self.save, given, [self.saved, parts["preset"], parts["preset_note"]], **PRIVATE)
-        parts["preset_delete"].click(self.delete, [parts["preset"], self.saved], [self.saved, parts["preset"], parts["preset_note"]], **PRIVATE)
+        parts["preset_delete"].click(
+            self.delete, [parts["preset"], self.saved], [self.saved, parts["preset"], parts["preset_note"]], **PRIVATE
+        )
         self.page.on_load(self.restore, [self.settings, self.saved], kept)
 
     def choose(self, name: str, saved: Any, system: str) -> list[Any]:

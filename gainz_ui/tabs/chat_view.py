@@ -15,7 +15,7 @@ CUT_SHORT = {"length", "cancelled", "time_limit"}       # finishes after which a
 
 
 def messages(language: str, chat: Chat, live: str | None = None) -> list[dict[str, Any]]:
-    """For the Chatbot. Turns that are no longer sent stand above a line that says so; ``live`` is the answer being written."""
+    """For the Chatbot. Turns no longer sent stand above a line that says so; ``live``: the answer being written."""
     shown = [{"role": turn.role, "content": turn.content} for turn in chat.turns]
     if live is not None:
         shown.append({"role": "assistant", "content": live or "…"})
@@ -39,15 +39,32 @@ def figures(view: View, info: ModelInfo | None, prompt_tokens: int, sampling: Sa
     prompt = usage.prompt_tokens if usage else prompt_tokens
     tokens = usage.completion_tokens if usage else view.tokens
     stats: dict[str, Any] = {
-        "ttft_seconds": view.ttft, "tokens_per_second": view.speed, "completion_tokens": tokens, "prompt_tokens": prompt,
-        "cached_tokens": usage.cached_tokens if usage else None, "total_seconds": timing.total_seconds if timing else view.seconds,
+        "ttft_seconds": view.ttft,
+        "tokens_per_second": view.speed,
+        "completion_tokens": tokens,
+        "prompt_tokens": prompt,
+        "cached_tokens": usage.cached_tokens if usage else None,
+        "total_seconds": timing.total_seconds if timing else view.seconds,
         "prefill_tokens_per_second": timing.prefill_tokens_per_second if timing else None,
-        "queue_seconds": timing.queue_seconds if timing else None, "finish": view.finish, "temperature": sampling.temperature,
-        "seed": sampling.seed, "context_used": prompt + tokens}
+        "queue_seconds": timing.queue_seconds if timing else None,
+        "finish": view.finish,
+        "temperature": sampling.temperature,
+        "seed": sampling.seed,
+        "context_used": prompt + tokens,
+    }
     if info is not None:
-        stats |= {"model": info.name, "backend": info.backend, "format": info.format, "path": info.path, "kernels": info.kernels,
-                  "device": info.device, "dtype": info.dtype, "kv_type": info.kv_type, "context": info.context,
-                  "notes": list(info.notes)}
+        stats |= {
+            "model": info.name,
+            "backend": info.backend,
+            "format": info.format,
+            "path": info.path,
+            "kernels": info.kernels,
+            "device": info.device,
+            "dtype": info.dtype,
+            "kv_type": info.kv_type,
+            "context": info.context,
+            "notes": list(info.notes),
+        }
     if usage and usage.drafted:
         stats |= {"drafted": usage.drafted, "accepted": usage.accepted}
     return stats
@@ -76,7 +93,7 @@ def _activity(language: str, view: View | None) -> str:
     label = tr(language, f"stage_{progress.stage}", done=html.number(progress.done), total=html.number(progress.total)) \
         if progress.stage in {"queue", "prefill"} else progress.note or progress.stage
     share = progress.done / progress.total if progress.total else None
-    return f'<p class="gz-served" style="margin:0 0 6px">{html.escape(label)}</p>{html.bar(share, label)}<div style="height:10px"></div>'
+    return f'<div class="gz-activity"><p class="gz-served">{html.escape(label)}</p>{html.bar(share, label)}</div>'
 
 
 def _context(language: str, stats: Mapping[str, Any]) -> str:
@@ -99,7 +116,8 @@ def _served(language: str, stats: Mapping[str, Any]) -> str:
     end = tr(language, f"finish_{finish}") if finish else ""
     took = tr(language, "took", time=html.duration(stats["total_seconds"]))
     tags = "".join(html.tag(part) for part in parts if part)
-    return f"{html.escape(tr(language, 'served_by', model=stats['model']))} {tags}{html.escape(' · '.join(b for b in (took, end) if b))}"
+    who, rest = tr(language, "served_by", model=stats["model"]), " · ".join(part for part in (took, end) if part)
+    return f"{html.escape(who)} {tags}{html.escape(rest)}"
 
 
 def _notes(language: str, stats: Mapping[str, Any]) -> str:

@@ -29,7 +29,13 @@ def build(page: Page) -> None:
 
     async def look(request: gr.Request):
         words = language(request)
-        yield html.empty(tr(words, "doctor_running"), [tr(words, "doctor_running_help")], html.bar(None, tr(words, "doctor_running"))), gr.skip(), gr.skip()
+        yield (
+            html.empty(
+                tr(words, "doctor_running"), [tr(words, "doctor_running_help")], html.bar(None, tr(words, "doctor_running"))
+            ),
+            gr.skip(),
+            gr.skip(),
+        )
         task = asyncio.create_task(asyncio.to_thread(page.doctor))
         while not task.done():              # a sign of life, so that a closed page is noticed
             await asyncio.wait([task], timeout=0.25)
@@ -52,8 +58,10 @@ def render(words: str, report: Any) -> str:
         "bad" if not report.ok else "warn", tr(words, "doctor_found", count=len(bad)), [f"{c.name}: {c.value}" for c in bad])
     order = {check.section: i for i, check in reversed(list(enumerate(report.checks)))}
     checks = sorted(report.checks, key=lambda check: order[check.section])
-    parts = [f'<h3 class="gz-h gz-gap">{html.escape(_section(words, section))}</h3><ul class="gz-checks">{"".join(map(_row, rows))}</ul>'
-             for section, rows in groupby(checks, key=lambda check: check.section)]
+    parts = [
+        f'<h3 class="gz-h gz-gap">{html.escape(_section(words, section))}</h3><ul class="gz-checks">{"".join(map(_row, rows))}</ul>'
+        for section, rows in groupby(checks, key=lambda check: check.section)
+    ]
     return head + "".join(parts)
 
 
@@ -64,8 +72,10 @@ def _section(words: str, section: str) -> str:
 
 def _row(check: Any) -> str:
     remedy = f"<em>{html.escape(check.remedy)}</em>" if check.remedy else ""
-    return (f'<li><i class="gz-dot gz-{KINDS[check.status]}" role="img" aria-label="{check.status}"></i><b>{html.escape(check.name)}</b>'
-            f"<span>{html.escape(check.value)}{remedy}</span></li>")
+    return (
+        f'<li><i class="gz-dot gz-{KINDS[check.status]}" role="img" aria-label="{check.status}"></i><b>{html.escape(check.name)}</b>'
+        f"<span>{html.escape(check.value)}{remedy}</span></li>"
+    )
 
 
 TAB = Tab("tab_doctor", 90, build)

@@ -110,10 +110,12 @@ class Models:
     # ------------------------------------------------------------------------------------------ looking
     def list(self, request: gr.Request, chosen: str | None):
         words, entries = language(request), self.studio.catalog()
-        value = _chosen(entries, chosen)
-        empty = "" if entries else html.empty(tr(words, "catalog_empty"), [tr(words, "catalog_empty_help", folder=self.page.settings.models)])
-        return (gr.Radio(choices=[(show.label(words, entry), entry.name) for entry in entries], value=value, visible=bool(entries)),
-                shown(empty))
+        names, choices = [entry.name for entry in entries], [(show.label(words, entry), entry.name) for entry in entries]
+        # a selection that stands is not sent back: meanwhile the person may have made another one
+        value = {} if chosen in names else {"value": _chosen(entries, chosen)}
+        folder = self.page.settings.models
+        empty = "" if entries else html.empty(tr(words, "catalog_empty"), [tr(words, "catalog_empty_help", folder=folder)])
+        return gr.Radio(choices=choices, visible=bool(entries), **value), shown(empty)
 
     def open(self, request: gr.Request, chosen: str | None) -> list[Any]:
         """Both sides at once, with the forms as they are when a page opens."""
@@ -174,7 +176,9 @@ class Models:
         async for update in self._watch(words, task):
             yield update
 
-    async def bring(self, start: Callable[..., tuple[str, str, Any]], request: gr.Request, *values: Any) -> AsyncIterator[Any]:
+    async def bring(
+        self, start: Callable[..., tuple[str, str, Any]], request: gr.Request, *values: Any
+    ) -> AsyncIterator[Any]:
         """Import or pull: ``start`` gives kind, subject and work."""
         words = language(request)
         try:
@@ -207,8 +211,13 @@ class Models:
             yield {p["work"]: shown(board), p["cancel"]: gr.Button(visible=True), p["load"]: gr.Button(visible=False)}
             await asyncio.sleep(PERIOD)
         rest = [t for t in self.page.tasks.running() if t.kind != "start"]
-        yield {p["work"]: shown(show.work(words, rest)), p["cancel"]: gr.Button(visible=bool(rest)),
-               p["load"]: gr.Button(visible=True), p["notice"]: shown(_outcome(words, task)), self.page.version: self.studio.changed.version}
+        yield {
+            p["work"]: shown(show.work(words, rest)),
+            p["cancel"]: gr.Button(visible=bool(rest)),
+            p["load"]: gr.Button(visible=True),
+            p["notice"]: shown(_outcome(words, task)),
+            self.page.version: self.studio.changed.version,
+        }
 
     def cancel(self) -> None:
         for task in self.page.tasks.running():

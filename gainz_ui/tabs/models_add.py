@@ -22,14 +22,20 @@ def add_forms(page: Page) -> dict[str, Any]:
     with gr.Accordion(T("add_hub"), open=False, elem_classes="gz-card", elem_id="gz-add-hub"):
         gr.Markdown(T("add_hub_help"))
         repo = gr.Textbox(label=T("repo"), placeholder="HuggingFaceTB/SmolLM2-360M-Instruct", max_lines=1, elem_id="gz-repo")
-        revision = gr.Textbox(label=T("revision"), info=T("revision_help"), placeholder="main", max_lines=1, elem_id="gz-revision")
+        revision = gr.Textbox(
+            label=T("revision"), info=T("revision_help"), placeholder="main", max_lines=1, elem_id="gz-revision"
+        )
         files = gr.Textbox(label=T("files_optional"), placeholder="*.safetensors, *.json", max_lines=1, elem_id="gz-files")
         hub_name = gr.Textbox(label=T("name_optional"), max_lines=1, elem_id="gz-repo-name")
         pull = gr.Button(T("pull"), elem_classes="gz-fit", elem_id="gz-pull")
 
     def start_import(place: str, name: str, linked: bool):
         place = _given("path", place)
-        return "import", place, lambda report, cancel: page.store.add_local(place, (name or "").strip() or None, report, cancel, link=linked)
+        return (
+            "import",
+            place,
+            lambda report, cancel: page.store.add_local(place, (name or "").strip() or None, report, cancel, link=linked),
+        )
 
     def start_pull(source: str, at: str, wanted: str, name: str):
         source, chosen = _given("repo", source), tuple(part.strip() for part in (wanted or "").split(",") if part.strip())

@@ -46,19 +46,29 @@ def loaded(language: str, info: ModelInfo) -> str:
     """What runs: path, kernels, memory expected and observed, and what was not as asked."""
     say = lambda key: tr(language, key)  # noqa: E731
     expected = info.estimate.total if info.estimate else None
-    rows = [(say("fact_path"), tr(language, "path_" + info.path.replace("-", "_"))), (say("fact_kernels"), info.kernels),
-            (say("fact_device"), info.device), (say("fact_dtype"), info.dtype),
-            (say("fact_context"), html.number(info.context) if info.context else ""),
-            (say("fact_kv"), f"{info.kv_type} · {html.size(info.kv_bytes_per_token)}/token" if info.kv_bytes_per_token else info.kv_type),
-            (say("fact_streams"), str(info.streams)), (say("fact_threads"), str(info.threads or "")),
-            (say("fact_weights"), html.size(info.weights_bytes) if info.weights_bytes else ""),
-            (say("fact_expected"), html.size(expected) if expected else ""),
-            (say("fact_peak"), html.size(info.peak_bytes) if info.peak_bytes else ""),
-            (say("fact_load_time"), html.duration(info.load_seconds) if info.load_seconds else ""),
-            (say("fact_template"), say("yes") if info.chat_template else say("no")),
-            (say("fact_lossless"), say("yes") if info.lossless else say("no"))]
+    rows = [
+        (say("fact_path"), tr(language, "path_" + info.path.replace("-", "_"))),
+        (say("fact_kernels"), info.kernels),
+        (say("fact_device"), info.device),
+        (say("fact_dtype"), info.dtype),
+        (say("fact_context"), html.number(info.context) if info.context else ""),
+        (
+            say("fact_kv"),
+            f"{info.kv_type} · {html.size(info.kv_bytes_per_token)}/token" if info.kv_bytes_per_token else info.kv_type,
+        ),
+        (say("fact_streams"), str(info.streams)),
+        (say("fact_threads"), str(info.threads or "")),
+        (say("fact_weights"), html.size(info.weights_bytes) if info.weights_bytes else ""),
+        (say("fact_expected"), html.size(expected) if expected else ""),
+        (say("fact_peak"), html.size(info.peak_bytes) if info.peak_bytes else ""),
+        (say("fact_load_time"), html.duration(info.load_seconds) if info.load_seconds else ""),
+        (say("fact_template"), say("yes") if info.chat_template else say("no")),
+        (say("fact_lossless"), say("yes") if info.lossless else say("no")),
+    ]
     notes = html.notice("warn", say("load_notes"), info.notes, live=False) if info.notes else ""
-    return f'<h3 class="gz-h gz-below">{html.escape(say("in_memory"))}</h3>{html.facts(rows)}<div class="gz-gap">{notes}</div>'
+    return (
+        f'<h3 class="gz-h gz-below">{html.escape(say("in_memory"))}</h3>{html.facts(rows)}<div class="gz-gap">{notes}</div>'
+    )
 
 
 def memory(language: str, estimate: MemoryEstimate) -> str:

@@ -31,7 +31,11 @@ def changed(sampling: Sampling) -> dict[str, Any]:
     """The sampling fields that differ from their defaults, as JSON."""
     plain = Sampling()
     values = {item.name: getattr(sampling, item.name) for item in fields(Sampling)}
-    out = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items() if value != getattr(plain, name)}
+    out = {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in values.items()
+        if value != getattr(plain, name)
+    }
     if "logit_bias" in out:
         out["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias}
     return out
@@ -50,9 +54,11 @@ def chat_snippets(request: Request, model: str | None, address: str = ADDRESS) -
     given = {"history": history, "system": system, **{name: options[name] for name in NAMED if name in options},
              "model": model, "options": rest}
     arguments = "".join(f"    {name}={value!r},\n" for name, value in given.items() if value)
-    python = (f"from gradio_client import Client\n\nclient = Client({address!r})\njob = client.submit(\n    {last.content!r},\n"
-              f"{arguments}    api_name=\"/chat\",\n)\nfor answer in job:                    # the answer as it grows\n"
-              "    print(answer[\"text\"])\n")
+    python = (
+        f"from gradio_client import Client\n\nclient = Client({address!r})\njob = client.submit(\n    {last.content!r},\n"
+        f'{arguments}    api_name="/chat",\n)\nfor answer in job:                    # the answer as it grows\n'
+        '    print(answer["text"])\n'
+    )
     messages = [{"role": m.role, "content": m.content} for m in request.prompt]
     return python, _curl(f"{address}/generate", {"model": model, "messages": messages, **options})
 

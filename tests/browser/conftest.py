@@ -1,4 +1,4 @@
-"""A real Chromium against a real server. Two servers, each once a session: the page over a studio without an engine, whose
+"""A real Chromium against a real server. Two servers, each once for all tests in here: the page over a studio without an engine, whose
 speed and state a test sets; and the whole program over two tiny checkpoints. Every page must end without an error on
 its console and without a request to anywhere else."""
 
@@ -36,7 +36,7 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def chromium():
     found = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None)
     if found is None:
@@ -71,7 +71,9 @@ class Stage:
         from gainz_ui.api.security import Guard
         from gainz_ui.settings import Settings
         self.blocks = shell.build(self.studio, Settings(), FakeStore(), self.tasks, doctor=report, startup=self.startup)
-        app = gr.mount_gradio_app(fastapi.FastAPI(docs_url=None, redoc_url=None, openapi_url=None), self.blocks, path="/", **shell.mount_options())
+        app = gr.mount_gradio_app(
+            fastapi.FastAPI(docs_url=None, redoc_url=None, openapi_url=None), self.blocks, path="/", **shell.mount_options()
+        )
         app.add_middleware(Guard, host="127.0.0.1")
         return uvicorn.Server(uvicorn.Config(app, port=self.port, log_level="error", timeout_graceful_shutdown=1))
 
@@ -109,12 +111,18 @@ class Startup:
 class FakeStore:
     def add_local(self, path, name=None, progress=None, cancel=None, *, link=False):
         from backends.base import ModelNotFound
-        raise ModelNotFound(f"There is nothing at {path}.", field="path", remedy="Check the path on the machine of the server.")
+
+        raise ModelNotFound(
+            f"There is nothing at {path}.", field="path", remedy="Check the path on the machine of the server."
+        )
 
 
 def report():
     from gainz_ui.services.doctor import Check, Report
-    return Report((Check("system", "Python", "ok", "3.11.2"), Check("compiler", "C++ compiler", "warn", "none found", "Install g++.")))
+
+    return Report(
+        (Check("system", "Python", "ok", "3.11.2"), Check("compiler", "C++ compiler", "warn", "none found", "Install g++."))
+    )
 
 
 def _wait_for(url: str, status: int = 200, seconds: float = 120) -> None:
@@ -129,7 +137,7 @@ def _wait_for(url: str, status: int = 200, seconds: float = 120) -> None:
     raise AssertionError(f"{url} did not answer {status} within {seconds} s")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def the_stage():
     stage = Stage()
     yield stage
@@ -142,7 +150,7 @@ def stage(the_stage):
     return the_stage
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def app(tmp_path_factory):
     """The whole program in a process of its own, one tiny model loaded and another one to load. Its address."""
     home, port = tmp_path_factory.mktemp("gainz"), free_port()
@@ -174,7 +182,12 @@ def visit(chromium):
         page.set_default_timeout(TAKES)
         page.on("console", lambda message: faults.append(f"console: {message.text}") if message.type == "error" else None)
         page.on("pageerror", lambda error: faults.append(f"page: {error}"))
-        page.on("request", lambda request: None if request.url.startswith((url, "data:", "blob:")) else faults.append(f"foreign: {request.url}"))
+        page.on(
+            "request",
+            lambda request: (
+                None if request.url.startswith((url, "data:", "blob:")) else faults.append(f"foreign: {request.url}")
+            ),
+        )
         page.goto(url, wait_until="domcontentloaded")
         page.locator("#gz-header .gz-chip").first.wait_for()
         return page

@@ -9,12 +9,28 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from backends.base import (
-    Backend, Cancel, Cancelled, ContextTooLong, Event, LocalOptions, MemoryEstimate, ModelInfo, ModelNotFound, ModelNotLoaded, OutOfMemory,
-    Progress, Timing, Usage, make_options)
+    Backend,
+    Cancel,
+    Cancelled,
+    ContextTooLong,
+    Event,
+    LocalOptions,
+    MemoryEstimate,
+    ModelInfo,
+    ModelNotFound,
+    ModelNotLoaded,
+    OutOfMemory,
+    Progress,
+    Timing,
+    Usage,
+    make_options,
+)
 from gainz_ui.services.signals import Signal
 
-WORDS = ("Light in a vacuum travels at about **299,792 kilometres a second**. It takes eight minutes from the Sun to the Earth, "
-         "and a little over a second from the Moon.\n\n- Sound needs air\n- Light needs nothing\n\n```python\nprint(299_792_458)\n```\n").split(" ")
+WORDS = (
+    "Light in a vacuum travels at about **299,792 kilometres a second**. It takes eight minutes from the Sun to the Earth, "
+    "and a little over a second from the Moon.\n\n- Sound needs air\n- Light needs nothing\n\n```python\nprint(299_792_458)\n```\n"
+).split(" ")
 GB = 10**9
 
 
@@ -27,10 +43,29 @@ class FakeStudio:
         self.dead = ""
         backend = Backend("gguf", "GGUF", (), LocalOptions, lambda model: None, lambda *a: None)
         self.registry = SimpleNamespace(backends=(backend,))
-        self._entries = {name: SimpleNamespace(name=name, path=Path(name), size=size, reason=reason, code="", backend="" if reason else "gguf",
-                                               title="GGUF", format=form, bits=4.5, local=True, revision=None, source="", notes=(), ready=not reason)
-                         for name, size, form, reason in (("starter", 98_362_432, "GGUF Q4_1", ""), ("starter-fp16", 269_060_552, "safetensors", ""),
-                                                          ("half-a-file", 1200, "", "model.gguf is cut: its header promises 98362432 bytes"))}
+        self._entries = {
+            name: SimpleNamespace(
+                name=name,
+                path=Path(name),
+                size=size,
+                reason=reason,
+                code="",
+                backend="" if reason else "gguf",
+                title="GGUF",
+                format=form,
+                bits=4.5,
+                local=True,
+                revision=None,
+                source="",
+                notes=(),
+                ready=not reason,
+            )
+            for name, size, form, reason in (
+                ("starter", 98_362_432, "GGUF Q4_1", ""),
+                ("starter-fp16", 269_060_552, "safetensors", ""),
+                ("half-a-file", 1200, "", "model.gguf is cut: its header promises 98362432 bytes"),
+            )
+        }
 
     # what there is
     def catalog(self):
@@ -42,7 +77,14 @@ class FakeStudio:
         return SimpleNamespace(**{**vars(self._entries[name]), "loaded": name in self._models})
 
     def details(self, name):
-        return SimpleNamespace(architecture="llama", parameters=134_515_008, layers=(None,) * 30, trained_context=8192, bits=5.85, quantization="")
+        return SimpleNamespace(
+            architecture="llama",
+            parameters=134_515_008,
+            layers=(None,) * 30,
+            trained_context=8192,
+            bits=5.85,
+            quantization="",
+        )
 
     def options_for(self, name):
         return LocalOptions
@@ -106,20 +148,61 @@ class FakeStudio:
         yield Event(finish=finish)
         now = time.monotonic()
         self._running -= 1
-        yield Event(-1, usage=Usage(prompt, made, min(16, prompt - 1)), timing=Timing(
-            0.0, first - begun, 0.05, now - first, now - begun, prompt / 0.05, (made - 1) / max(now - first, 1e-9) if made > 1 else None))
+        yield Event(
+            -1,
+            usage=Usage(prompt, made, min(16, prompt - 1)),
+            timing=Timing(
+                0.0,
+                first - begun,
+                0.05,
+                now - first,
+                now - begun,
+                prompt / 0.05,
+                (made - 1) / max(now - first, 1e-9) if made > 1 else None,
+            ),
+        )
 
     # how things stand
     def snapshot(self):
-        memory = SimpleNamespace(total=24 * GB, available=18 * GB, engine=420_000_000 if self._models else 0, front=180_000_000)
+        memory = SimpleNamespace(
+            total=24 * GB, available=18 * GB, engine=420_000_000 if self._models else 0, front=180_000_000
+        )
         status = "dead" if self.dead else "ready" if self._models else "idle"
-        return SimpleNamespace(status=status, reason=self.dead, healthy=not self.dead, models=tuple(self._models.values()), loading=(),
-                               engine=status, running=self._running, waiting=0, queue_limit=256, memory=memory, step_age=None, uptime=1.0, counters={})
+        return SimpleNamespace(
+            status=status,
+            reason=self.dead,
+            healthy=not self.dead,
+            models=tuple(self._models.values()),
+            loading=(),
+            engine=status,
+            running=self._running,
+            waiting=0,
+            queue_limit=256,
+            memory=memory,
+            step_age=None,
+            uptime=1.0,
+            counters={},
+        )
 
 
 def info(name: str, context: int) -> ModelInfo:
     return replace(
-        ModelInfo(name, "gguf", "GGUF Q4_1"), architecture="llama", kernels="aten · 2 threads", bits=5.85, parameters=134_515_008, context=context,
-        trained_context=8192, vocab_size=49152, chat_template=True, kv_type="float32", kv_bytes_per_token=46_080, streams=8, threads=2,
-        weights_bytes=98_000_000, estimate=MemoryEstimate(110_000_000, 94_371_840, 60_000_000, 4 * GB, context, 8192), peak_bytes=255_000_000,
-        load_seconds=1.2, notes=("No C++ compiler was found: the aten kernels are used, which are slower.",))
+        ModelInfo(name, "gguf", "GGUF Q4_1"),
+        architecture="llama",
+        kernels="aten · 2 threads",
+        bits=5.85,
+        parameters=134_515_008,
+        context=context,
+        trained_context=8192,
+        vocab_size=49152,
+        chat_template=True,
+        kv_type="float32",
+        kv_bytes_per_token=46_080,
+        streams=8,
+        threads=2,
+        weights_bytes=98_000_000,
+        estimate=MemoryEstimate(110_000_000, 94_371_840, 60_000_000, 4 * GB, context, 8192),
+        peak_bytes=255_000_000,
+        load_seconds=1.2,
+        notes=("No C++ compiler was found: the aten kernels are used, which are slower.",),
+    )

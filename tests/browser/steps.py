@@ -1,0 +1,31 @@
+"""What the browser tests do again and again."""
+
+from __future__ import annotations
+
+import time
+
+from playwright.sync_api import expect
+
+ASK = "#gz-composer textarea"
+ANSWER = "#gz-chatbot .bot.message"
+
+
+def ask(page, text: str) -> None:
+    page.fill(ASK, text)
+    page.press(ASK, "Enter")
+
+
+def answered(page) -> None:
+    expect(page.locator("#gz-stats")).to_contain_text("complete")
+    expect(page.locator("#gz-send")).to_be_visible()
+
+
+def tab(page, name: str) -> None:
+    page.get_by_role("tab", name=name, exact=True).click()
+
+
+def wait_until(truth, seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while not truth():
+        assert time.monotonic() < end, "did not come true"
+        time.sleep(0.05)

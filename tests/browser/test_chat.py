@@ -1,0 +1,200 @@
+"""The chat tab in a browser, over a studio whose speed and state the test sets."""
+
+from __future__ import annotations
+
+import time
+
+from playwright.sync_api import expect
+
+from tests.browser.steps import ANSWER, answered, ask, tab, wait_until
+
+
+def test_chat_with_its_figures_and_its_code(stage, visit):
+    page = visit(stage.url)
+    ask(page, "How fast is light?")
+    answered(page)
+    expect(page.locator(ANSWER).last).to_contain_text("299,792 kilometres a second")
+    stats = page.locator("#gz-stats")
+    for text in (
+        "First token",
+        "tok/s",
+        "Answered by starter",
+        "aten · 2 threads",
+        "fused decoder",
+        "2,048",
+        "No C++ compiler",
+    ):
+        expect(stats).to_contain_text(text)
+    expect(stats.locator(".gz-tile").nth(2)).to_contain_text("40")
+    page.locator("#gz-api-chat button").first.click()
+    code = page.locator("#gz-api-code-chat")
+    expect(code.locator("pre")).to_have_count(2)
+    for text in ("gradio_client", "How fast is light?", f"curl {stage.url}generate"):
+        expect(code).to_contain_text(text)
+    request = stage.studio.requests[-1][1]
+    assert (request.sampling.temperature, request.sampling.top_k, request.sampling.max_tokens) == (0.7, 40, 1024)
+
+
+def test_stop_keeps_the_partial_text_and_stops_the_engine(stage, visit):
+    stage.studio.speed, stage.studio.tokens = 40.0, 1000
+    page = visit(stage.url)
+    ask(page, "Count")
+    expect(page.locator(ANSWER).last).to_contain_text("kilometres")
+    page.click("#gz-stop")
+    expect(page.locator("#gz-stats")).to_contain_text("stopped")
+    expect(page.locator("#gz-send")).to_be_visible()
+    expect(page.locator("#gz-stop")).to_be_hidden()
+    steps = stage.studio.steps
+    time.sleep(0.5)
+    assert stage.studio.steps == steps and stage.studio._running == 0
+    expect(page.locator(ANSWER).last).to_contain_text("kilometres")
+    assert page.locator(".toast-body.error").count() == 0
+    page.click("#gz-continue")
+    wait_until(lambda: len(stage.studio.requests) == 2)
+    assert stage.studio.requests[-1][1].continue_last and stage.studio.requests[-1][1].prompt[-1].role == "assistant"
+    page.click("#gz-stop")
+    expect(page.locator("#gz-send")).to_be_visible()
+    assert page.locator(ANSWER).count() == 1, "the answer went on in place"
+
+
+def test_five_long_answers_do_not_hold_the_page_up(stage, visit):
+    stage.studio.speed, stage.studio.tokens = 3.0, 2000  # slow: what is measured is the server, not five browsers painting
+    pages = [visit(stage.url) for _ in range(5)]
+    for page in pages:
+        ask(page, "Go on for long")
+    wait_until(lambda: stage.studio._running == 5)
+    tab(pages[0], "Models")
+    expect(pages[0].locator("#gz-unload")).to_be_visible()
+    begun = time.monotonic()
+    with pages[0].expect_response(
+        lambda response: "/run/" in response.url and response.request.post_data_json["data"][:1] == ["starter-fp16"]
+    ):
+        pages[0].locator("#gz-catalog label").nth(1).click()
+    took = time.monotonic() - begun
+    expect(pages[0].locator("#gz-details")).to_contain_text("starter-fp16")
+    assert took < 5.0, "the answers run for ten minutes; on an idle machine this takes a tenth of a second"
+    begun = time.monotonic()
+    pages[1].click("#gz-stop")
+    wait_until(lambda: stage.studio._running == 4)
+    assert time.monotonic() - begun < 5.0
+    for page in pages[2:]:
+        page.click("#gz-stop")
+    tab(pages[0], "Chat")
+    pages[0].click("#gz-stop")
+    wait_until(lambda: stage.studio._running == 0)
+
+
+def test_edit_and_regenerate(stage, visit):
+    page = visit(stage.url)
+    ask(page, "First question")
+    answered(page)
+    page.get_by_role("button", name="Retry").click()
+    wait_until(lambda: len(stage.studio.requests) == 2)
+    answered(page)
+    assert [m.content for m in stage.studio.requests[-1][1].prompt] == ["First question"]
+    page.get_by_role("button", name="Edit").first.click()
+    box = page.locator("#gz-chatbot textarea").first
+    box.fill("Second question")
+    page.get_by_role("button", name="Submit").click()
+    wait_until(lambda: len(stage.studio.requests) == 3)
+    answered(page)
+    assert [m.content for m in stage.studio.requests[-1][1].prompt] == ["Second question"]
+    expect(page.locator("#gz-chatbot")).not_to_contain_text("First question")
+
+
+def test_a_long_chat_drops_its_oldest_turns_in_sight_or_refuses(stage, visit):
+    stage.reset()
+    stage.studio.context, stage.studio.tokens = 1100, 20
+    from tests.fakes.studio import info
+    stage.studio._models["starter"] = info("starter", 1100)
+    page = visit(stage.url)
+    ask(page, "one " * 40)
+    answered(page)
+    ask(page, "two " * 40)
+    expect(page.locator("#gz-chatbot")).to_contain_text("no longer fit the context and are not sent")
+    answered(page)
+    assert all("one" not in m.content for m in stage.studio.requests[-1][1].prompt)
+    page.get_by_label("refuse").check()
+    ask(page, "three " * 40)
+    expect(page.locator("#gz-notice")).to_contain_text("do not fit the context")
+    assert len(stage.studio.requests) == 2
+    page.get_by_label("drop the oldest turns").check()
+    page.click("#gz-retry")
+    wait_until(lambda: len(stage.studio.requests) == 3)
+    answered(page)
+
+
+def test_a_page_that_is_reloaded_in_mid_answer_finds_it_again(stage, visit):
+    stage.studio.speed, stage.studio.tokens = 25.0, 100
+    page = visit(stage.url, width=360, height=800)
+    ask(page, "A long one")
+    expect(page.locator(ANSWER).last).to_contain_text("kilometres")
+    visit.leaving()
+    page.reload(wait_until="domcontentloaded")
+    expect(page.locator("#gz-stop")).to_be_visible()
+    answered(page)
+    expect(page.locator(ANSWER).last).to_contain_text("Moon")
+    assert len(stage.studio.requests) == 1
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_an_answer_that_was_lost_offers_a_retry(stage, visit):
+    stage.studio.speed, stage.studio.tokens = 20.0, 2000
+    page = visit(stage.url)
+    ask(page, "Lost?")
+    expect(page.locator(ANSWER).last).to_contain_text("kilometres")
+    visit.leaving()
+    page.goto("about:blank")
+    answers = stage.blocks.gainz_page.answers
+    for chat in list(answers._answers):
+        answers.stop(chat)
+    wait_until(lambda: stage.studio._running == 0)
+    answers._answers.clear()
+    page.goto(stage.url, wait_until="domcontentloaded")
+    expect(page.locator("#gz-notice")).to_contain_text("answer to the last question is missing")
+    stage.studio.speed, stage.studio.tokens = 200.0, 40
+    page.click("#gz-retry")
+    answered(page)
+
+
+def test_history_new_chat_and_export(stage, visit):
+    page = visit(stage.url)
+    ask(page, "Keep me")
+    answered(page)
+    for button, name, wanted in (
+        ("#gz-export-md", "gainz-chat.md", "**You**"),
+        ("#gz-export-json", "gainz-chat.json", '"format": "gainz-chat-1"'),
+    ):
+        with page.expect_download() as got:
+            page.click(button)
+        assert got.value.suggested_filename == name
+        text = got.value.path().read_text(encoding="utf-8")
+        assert wanted in text and "Keep me" in text and "print(299_792_458)" in text
+    page.click("#gz-new")
+    expect(page.locator("#gz-chatbot")).not_to_contain_text("Keep me")
+    page.locator("#gz-earlier button").first.click()
+    page.locator("#gz-history input").click()
+    page.get_by_role("option", name="Keep me").click()
+    expect(page.locator("#gz-chatbot")).to_contain_text("Keep me")
+
+
+def test_presets_are_chosen_saved_and_kept(stage, visit):
+    page = visit(stage.url)
+    temperature = page.locator("#gz-sampling-temperature input[type=number]")
+    page.locator("#gz-preset input").click()
+    page.get_by_role("option", name="Precise").click()
+    expect(temperature).to_have_value("0")
+    expect(page.locator("#gz-sampling-top_k input[type=number]")).to_have_value("0")
+    temperature.fill("1.3")
+    page.locator("#gz-presets button").first.click()
+    page.fill("#gz-preset-name input, #gz-preset-name textarea", "mine")
+    page.click("#gz-preset-save")
+    expect(page.locator("#gz-presets")).to_contain_text("is saved in this browser")
+    page.reload(wait_until="domcontentloaded")
+    expect(temperature).to_have_value("1.3")
+    page.locator("#gz-preset input").click()
+    page.get_by_role("option", name="Creative").click()
+    expect(temperature).to_have_value("1.1")
+    page.locator("#gz-preset input").click()
+    page.get_by_role("option", name="mine").click()
+    expect(temperature).to_have_value("1.3")

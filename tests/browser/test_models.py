@@ -1,0 +1,110 @@
+"""First run and the models tab in a browser."""
+
+from __future__ import annotations
+
+import time
+
+from playwright.sync_api import expect
+
+from backends.base import FetchFailed, Progress
+from tests.browser.steps import answered, ask, tab
+
+
+def test_the_first_run_shows_the_fetch_then_the_chat(stage, visit):
+    stage.reset(loaded=())
+    go_on = []
+
+    def work(report, cancel):
+        report(Progress("fetch", 43_000_000, 98_362_432))
+        while not go_on:
+            time.sleep(0.02)
+        stage.studio.load("starter")
+
+    stage.startup.work = work
+    stage.startup.begin()
+    page = visit(stage.url)
+    gate = page.locator("#gz-gate")
+    expect(gate).to_contain_text("Fetching the starter model")
+    expect(gate).to_contain_text("Fetching 43 MB of 98 MB")
+    expect(gate.get_by_role("progressbar")).to_have_attribute("aria-valuenow", "44")
+    tab(page, "Models")
+    expect(page.locator("#gz-catalog label").first).not_to_contain_text("loaded")
+    go_on.append(True)
+    expect(page.locator("#gz-catalog label").first).to_contain_text("loaded")
+    tab(page, "Chat")
+    expect(page.locator("#gz-chatbot")).to_be_visible()
+    expect(gate).to_be_hidden()
+    expect(page.locator("#gz-status")).to_contain_text("starter")
+    ask(page, "Hello")
+    answered(page)
+
+
+def test_a_start_that_failed_says_why_and_can_be_tried_again(stage, visit):
+    stage.reset(loaded=())
+    stage.startup.error = FetchFailed("The index could not be reached.", host="example")
+    stage.startup.work = lambda report, cancel: stage.studio.load("starter")
+    page = visit(stage.url)
+    expect(page.locator("#gz-gate")).to_contain_text("The index could not be reached.")
+    page.click("#gz-start-again")
+    expect(page.locator("#gz-chatbot")).to_be_visible()
+
+
+def test_without_a_model_the_page_leads_to_the_models(stage, visit):
+    stage.reset(loaded=())
+    page = visit(stage.url)
+    expect(page.locator("#gz-gate")).to_contain_text("No model is loaded")
+    page.click("#gz-open-models")
+    expect(page.locator("#gz-load")).to_be_visible()
+
+
+def test_load_with_progress_cancel_and_unload(stage, visit):
+    stage.studio.load_seconds = 4.0
+    page = visit(stage.url)
+    tab(page, "Models")
+    page.locator("#gz-catalog label").nth(1).click()
+    expect(page.locator("#gz-memory")).to_contain_text("the largest that fits is 8,192")
+    page.click("#gz-load")
+    expect(page.locator("#gz-work")).to_contain_text("Loading starter-fp16")
+    page.click("#gz-cancel")
+    expect(page.locator("#gz-models-notice")).to_contain_text("cancelled")
+    assert "starter-fp16" not in stage.studio.loaded()
+    stage.studio.load_seconds = 0.3
+    page.click("#gz-load")
+    expect(page.locator("#gz-models-notice")).to_contain_text("is loaded")
+    expect(page.locator("#gz-loaded")).to_contain_text("fused decoder")
+    expect(page.locator("#gz-status")).to_contain_text("starter-fp16")
+    tab(page, "Chat")
+    page.locator("#gz-model input").click()
+    expect(page.get_by_role("option")).to_have_count(2)
+    page.keyboard.press("Escape")
+    tab(page, "Models")
+    page.click("#gz-unload")
+    expect(page.locator("#gz-models-notice")).to_contain_text("is unloaded")
+    expect(page.locator("#gz-status")).not_to_contain_text("starter-fp16")
+    assert list(stage.studio.loaded()) == ["starter"]
+
+
+def test_what_does_not_fit_is_said_before_the_load(stage, visit):
+    page = visit(stage.url)
+    tab(page, "Models")
+    page.locator("#gz-catalog label").nth(1).click()
+    context = page.locator("#gz-gguf-context input")
+    context.fill("500000")
+    context.press("Tab")
+    expect(page.locator("#gz-memory")).to_contain_text("but only 4.0 GB are free")
+    expect(page.locator("#gz-load")).to_be_disabled()
+    page.click("#gz-largest")
+    expect(context).to_have_value("8192")
+    expect(page.locator("#gz-load")).to_be_enabled()
+
+
+def test_a_broken_entry_says_why_and_an_import_that_fails_too(stage, visit):
+    page = visit(stage.url)
+    tab(page, "Models")
+    page.locator("#gz-catalog label").nth(2).click()
+    expect(page.locator("#gz-details")).to_contain_text("model.gguf is cut")
+    expect(page.locator("#gz-load")).to_be_hidden()
+    page.locator("#gz-add-local button").first.click()
+    page.fill("#gz-path input, #gz-path textarea", "/nowhere")
+    page.click("#gz-import")
+    expect(page.locator("#gz-models-notice")).to_contain_text("There is nothing at /nowhere.")
