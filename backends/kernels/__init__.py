@@ -178,6 +178,9 @@ class Ops(Protocol):
     def logits(self, a: Act, w: Linear, softcap: float | None = None) -> Tensor:
         """float32 [R, N]; softcap: cap * tanh(x / cap)."""
 
+    # Optional: replay() gives an object for one decoder whose run(forward, batch, kv) returns what forward(batch, kv) does, a
+    # pass made of ops alone, at less cost for few rows. A target that has no use for it lacks the method.
+
 
 def choose(name: str, device: str, dtype: str, threads: int) -> tuple[Ops, tuple[str, ...]]:
     """The target asked for, or the best there is for "auto", and notes on what was passed over and why."""

@@ -167,9 +167,9 @@ class CpuOps:
         return out
 
     # ------------------------------------------------------------------------------------------ recording
-    def replay(self, forward: cpu_replay.Forward) -> cpu_replay.Replay:
-        """``forward(batch, kv)``, a pass made of these ops alone, as one native call where the rows are few."""
-        return cpu_replay.Replay(self, forward, FEW)
+    def replay(self) -> cpu_replay.Replay:
+        """For one decoder: its passes as one native call each, where the rows are few."""
+        return cpu_replay.Replay(self, FEW)
 
     @contextmanager
     def recording(self) -> Iterator[list[tuple[int, ...]]]:
@@ -197,8 +197,9 @@ class CpuOps:
     def workspace(self) -> list[object]:
         return list(self._small.values())
 
-    def is_workspace(self, x: Tensor) -> bool:
-        return any(x is kept for kept in self._small.values())
+    def addresses(self) -> set[int]:
+        """Where the small workspaces lie."""
+        return {(kept if isinstance(kept, Tensor) else kept.floats).data_ptr() for kept in self._small.values()}
 
     def poison(self) -> None:
         """NaN into every small workspace: what a replay does not compute itself then shows."""

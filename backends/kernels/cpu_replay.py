@@ -21,6 +21,9 @@ from backends.kernels import Batch, KVLayer, native_abi as abi
 if TYPE_CHECKING:
     from backends.kernels.cpu import CpuOps
 
+# Where an instruction holds the address of rows it reads or adds to: all must be workspace, which outlives the recording.
+STREAMS = {abi.EMBED: (4,), abi.NORM: (1,), abi.ACT: (1,), abi.MATMUL: (4,), abi.NORM_ADD: (1, 5), abi.GLU_OP: (1,), abi.ATTEND: (1,),
+           abi.LOGITS: (4,)}
 Forward = Callable[[Batch, Sequence[KVLayer]], Tensor]
 
 
@@ -37,57 +40,59 @@ class Recording:
 
 
 class Replay:
-    """``forward``, replayed where the rows are few. One caller at a time, as for the ops themselves."""
+    """Passes of one decoder, replayed where the rows are few. One caller at a time, as for the ops themselves."""
 
-    def __init__(self, ops: CpuOps, forward: Forward, few: int) -> None:
-        self._ops, self._forward, self._few = ops, forward, few
+    def __init__(self, ops: CpuOps, few: int) -> None:
+        self._ops, self._few = ops, few
         self._known: dict[int, Recording | None] = {}          # by rows; None: not replayable
         self._kv: Sequence[KVLayer] | None = None
 
-    def __call__(self, batch: Batch, kv: Sequence[KVLayer]) -> Tensor:
+    def run(self, forward: Forward, batch: Batch, kv: Sequence[KVLayer]) -> Tensor:
+        """What ``forward(batch, kv)`` returns; ``forward`` is always the same pass, made of these ops."""
         rows = batch.ids.shape[0]
         if rows > self._few:
-            return self._forward(batch, kv)
+            return forward(batch, kv)
         if kv is not self._kv:
             self._known, self._kv = {}, kv
         if rows not in self._known:
-            return self._record(batch, kv)
+            return self._record(forward, batch, kv)
         known = self._known[rows]
         if known is None:
-            return self._forward(batch, kv)
-        return self._run(known, batch) if known.trusted else self._try(known, batch, kv)
+            return forward(batch, kv)
+        return self._replay(known, batch) if known.trusted else self._try(known, forward, batch, kv)
 
     def replays(self, rows: int) -> bool:
         """Are passes of this many rows replayed by now?"""
         known = self._known.get(rows)
         return known is not None and known.trusted
 
-    def _record(self, batch: Batch, kv: Sequence[KVLayer]) -> Tensor:
+    def _record(self, forward: Forward, batch: Batch, kv: Sequence[KVLayer]) -> Tensor:
         ids = batch.ids.data_ptr()
         with self._ops.recording() as lines:
-            result = self._forward(batch, kv)
+            result = forward(batch, kv)
         program = array("q")
         ids_at = []
         for line in lines:
             if line[0] == abi.EMBED and line[2] == ids:
                 ids_at.append(len(program) + 2)
             program.extend((*line, *(0,) * (abi.WORDS - len(line))))
-        whole = bool(ids_at) and self._ops.is_workspace(result)
+        own = self._ops.addresses()
+        whole = bool(ids_at) and result.data_ptr() in own and all(line[at] in own for line in lines for at in STREAMS[line[0]])
         self._known[batch.ids.shape[0]] = Recording(program, tuple(ids_at), result, batch, self._ops.workspace()) if whole else None
         return result
 
-    def _try(self, known: Recording, batch: Batch, kv: Sequence[KVLayer]) -> Tensor:
+    def _try(self, known: Recording, forward: Forward, batch: Batch, kv: Sequence[KVLayer]) -> Tensor:
         """Replay, then the ordinary pass, which writes the same K and V again."""
         self._ops.poison()
-        replayed = self._run(known, batch).clone()
-        result = self._forward(batch, kv)
+        replayed = self._replay(known, batch).clone()
+        result = forward(batch, kv)
         if not torch.equal(replayed, result):
             self._known[batch.ids.shape[0]] = None
         elif not torch.equal(batch.ids, known.batch.ids) or not torch.equal(batch.positions, known.batch.positions):
             known.trusted = True
         return result
 
-    def _run(self, known: Recording, batch: Batch) -> Tensor:
+    def _replay(self, known: Recording, batch: Batch) -> Tensor:
         ids = batch.ids if batch.ids.dtype == torch.int64 and batch.ids.is_contiguous() else batch.ids.to(torch.int64).contiguous()
         self._ops.bind(batch)
         for at in known.ids_at:

@@ -41,6 +41,7 @@ class FusedDecoder:
 
     def __init__(self, plan: Plan, source: WeightSource, ops: Ops, progress: ProgressFn, cancel: Cancel) -> None:
         self.plan, self.ops, self.hidden = plan, ops, plan.hidden
+        self._replay = ops.replay() if hasattr(ops, "replay") else None
         self.layers = tuple(LayerKV(plan.kv_heads, plan.head_dim, plan.head_dim, window) for window in plan.windows)
         made = [rope.frequencies() for rope in plan.ropes]
         self._frequencies = torch.stack([frequency for frequency, _ in made]).to(ops.device)
@@ -60,6 +61,10 @@ class FusedDecoder:
         return tables(positions, self._frequencies, self._factors)
 
     def forward(self, batch: Batch, kv: Sequence[KVLayer]) -> Tensor:
+        return self._pass(batch, kv) if self._replay is None else self._replay.run(self._pass, batch, kv)
+
+    def _pass(self, batch: Batch, kv: Sequence[KVLayer]) -> Tensor:
+        """Ops and nothing else, so that a target may record it."""
         x = self.ops.embed(self._table, batch.ids, self.plan.embed_scale)
         for block, pages in zip(self._blocks, kv):
             self._attention(block, pages, batch, x)

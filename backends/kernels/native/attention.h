@@ -87,6 +87,7 @@ static inline void place(const Task& t, int64_t r) {
 }
 
 // ------------------------------------------------------------------------------------------------ one page
+// `tokens` rows of one head's page as floats [16, padded], the rest zeros: what lies there is nobody's
 template <class T> static inline void widen_rows(const T* page, int64_t width, int64_t padded, int64_t tokens, float* out) {
     for (int64_t t = 0; t < 16; t++)
         for (int64_t i = 0; i < padded; i += W) {
@@ -95,12 +96,12 @@ template <class T> static inline void widen_rows(const T* page, int64_t width, i
         }
 }
 
-// `tokens` rows of one head's page as floats [16, padded], the rest zeros: what lies there is nobody's
-static inline void open_page(const KV& kv, const void* pages, int64_t at, int64_t width, int64_t padded, int64_t tokens, float* out) {
-    if (kv.type == F32) widen_rows((const float*)pages + at * width, width, padded, tokens, out);
-    else if (kv.type == F16) widen_rows((const half*)pages + at * width, width, padded, tokens, out);
-    else if (kv.type == BF16) widen_rows((const bfloat*)pages + at * width, width, padded, tokens, out);
-    else widen_rows((const uint8_t*)pages + at * width, width, padded, tokens, out);
+// Keys of a page as columns [padded][16]. Lanes of tokens beyond the last are garbage or zeros, and masked later.
+template <class T> static inline void key_columns(const Task& t, int64_t at, int64_t tokens, float* page, float* columns) {
+    const T* from = (const T*)t.kv.k + at * t.kv.key_width;
+    if (narrow_columns(from, t.kv.key_width, columns)) return;
+    widen_rows(from, t.kv.key_width, t.key, tokens, page);
+    transpose16(page, t.key, t.key, columns);
 }
 
 // scores of QB queries with the 16 tokens of a page, columns [padded][16]
@@ -119,29 +120,70 @@ template <int QB> static inline void score(const float* const* q, const float* c
     }
 }
 
-// weighted sum of 16 rows [16][padded] into QB accumulators
-template <int QB> static inline void mix(const float* const* p, const float* rows, int64_t padded, int64_t tokens, float* const* acc) {
-    int64_t c = 0;
-    for (; c + 2 * W <= padded; c += 2 * W) {
-        vf a[QB][2];
-        for (int i = 0; i < QB; i++) { a[i][0] = load(acc[i] + c); a[i][1] = load(acc[i] + c + W); }
-        for (int64_t t = 0; t < tokens; t++) {
-            const vf v0 = load(rows + t * padded + c), v1 = load(rows + t * padded + c + W);
+// QB accumulators += weighted rows, token by token; get(token, column) is a vector of a row
+template <int QB, int C, class Get> static inline void mix_columns(const float* const* p, int64_t c, int64_t tokens, float* const* acc, const Get& get) {
+    vf a[QB][C];
 #pragma GCC unroll 4
-            for (int i = 0; i < QB; i++) {
-                const vf w = set1(p[i][t]);
-                a[i][0] = fma(w, v0, a[i][0]);
-                a[i][1] = fma(w, v1, a[i][1]);
-            }
-        }
-        for (int i = 0; i < QB; i++) { store(acc[i] + c, a[i][0]); store(acc[i] + c + W, a[i][1]); }
-    }
-    for (; c < padded; c += W)
+    for (int i = 0; i < QB; i++)
+#pragma GCC unroll 4
+        for (int j = 0; j < C; j++) a[i][j] = load(acc[i] + c + j * W);
+    for (int64_t t = 0; t < tokens; t++) {
+        vf v[C];
+#pragma GCC unroll 4
+        for (int j = 0; j < C; j++) v[j] = get(t, c + j * W);
+#pragma GCC unroll 4
         for (int i = 0; i < QB; i++) {
-            vf a = load(acc[i] + c);
-            for (int64_t t = 0; t < tokens; t++) a = fma(set1(p[i][t]), load(rows + t * padded + c), a);
-            store(acc[i] + c, a);
+            const vf w = set1(p[i][t]);
+#pragma GCC unroll 4
+            for (int j = 0; j < C; j++) a[i][j] = fma(w, v[j], a[i][j]);
         }
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < QB; i++)
+#pragma GCC unroll 4
+        for (int j = 0; j < C; j++) store(acc[i] + c + j * W, a[i][j]);
+}
+
+template <int QB, class Get> static inline void mix(const float* const* p, int64_t padded, int64_t tokens, float* const* acc, const Get& get) {
+    constexpr int WIDE = W == 16 ? 4 : 2;                      // as many columns as the registers hold
+    int64_t c = 0;
+    for (; c + WIDE * W <= padded; c += WIDE * W) mix_columns<QB, WIDE>(p, c, tokens, acc, get);
+    for (; c < padded; c += W) mix_columns<QB, 1>(p, c, tokens, acc, get);
+}
+
+template <class Get> static inline void mix_all(float* const* p, int64_t queries, int64_t offset, int64_t padded, int64_t tokens,
+                                                float* const* acc, const Get& get) {
+    for (int64_t i = 0; i < queries;) {
+        const float* w[4];
+        const int64_t n = least(4, queries - i);
+        for (int64_t j = 0; j < n; j++) w[j] = p[i + j] + offset;
+        if (n == 4) mix<4>(w, padded, tokens, acc + i, get);
+        else if (n == 3) mix<3>(w, padded, tokens, acc + i, get);
+        else if (n == 2) mix<2>(w, padded, tokens, acc + i, get);
+        else mix<1>(w, padded, tokens, acc + i, get);
+        i += n;
+    }
+}
+
+// Values of a page, weighted. Few queries read the page as it lies, many a widened copy: the same numbers.
+template <class T> static inline void add_values(const Task& t, int64_t at, int64_t tokens, float* const* p, int64_t queries, int64_t offset,
+                                                 float* const* acc, float* page) {
+    const int64_t width = t.kv.value_width, padded = t.value;
+    const T* from = (const T*)t.kv.v + at * width;
+    const float *scale = t.kv.v_scale + at, *low = t.kv.v_low + at;
+    const auto direct = [&](int64_t k, int64_t c) {
+        const vf v = load(from + k * width + c);
+        return sizeof(T) == 1 ? fma(v, set1(scale[k]), set1(low[k])) : v;
+    };
+    if (queries <= 4 && width == padded) return mix_all(p, queries, offset, padded, tokens, acc, direct);
+    widen_rows(from, width, padded, tokens, page);
+    if (sizeof(T) == 1)
+        for (int64_t k = 0; k < tokens; k++)
+            for (int64_t c = 0; c < padded; c += W) {
+                float* y = page + k * padded + c;
+                store(y, fma(load(y), set1(scale[k]), set1(low[k])));
+            }
+    mix_all(p, queries, offset, padded, tokens, acc, [&](int64_t k, int64_t c) { return load(page + k * padded + c); });
 }
 
 // ------------------------------------------------------------------------------------------------ one chunk
@@ -194,7 +236,7 @@ static inline Room room(Scratch& s, const Task& t) {
 }
 
 // partial sums of a tile's queries over one chunk, into out[query] (state() floats each)
-static void chunk_sums(const Task& t, const Tile& tile, int64_t head, int64_t chunk, Room& room, float* const* out) {
+template <class T> static void chunk_of(const Task& t, const Tile& tile, int64_t head, int64_t chunk, Room& room, float* const* out) {
     const Spec& s = t.spec;
     const KV& kv = t.kv;
     const int64_t queries = tile.rows * t.group, from = chunk * PAGE_CHUNK;
@@ -210,9 +252,8 @@ static void chunk_sums(const Task& t, const Tile& tile, int64_t head, int64_t ch
         acc[i] = out[i] + 16;
     }
     for (int64_t page = seen; page < pages; page++) {
-        const int64_t at = (table[page] * kv.heads + head) * kv.page;
-        open_page(kv, kv.k, at, kv.key_width, t.key, least(16, length - page * 16), room.page);
-        transpose16(room.page, t.key, t.key, room.columns);
+        const int64_t at = (table[page] * kv.heads + head) * kv.page, tokens = least(16, length - page * 16);
+        key_columns<T>(t, at, tokens, room.page, room.columns);
         for (int64_t i = 0; i < queries;) {
             float* to[4];
             const int64_t n = queries - i >= 4 ? 4 : queries - i >= 3 ? 3 : queries - i >= 2 ? 2 : 1;
@@ -223,7 +264,7 @@ static void chunk_sums(const Task& t, const Tile& tile, int64_t head, int64_t ch
             else score<1>(q + i, room.columns, t.key, to);
             i += n;
         }
-        if (kv.type != U8) continue;
+        if (sizeof(T) != 1) continue;
         for (int64_t i = 0; i < queries; i++) {      // q·(code * scale + low) = (q·code) * scale + low * Σq
             vf total = zero();
             for (int64_t d = 0; d < t.key; d += W) total = add(total, load(q[i] + d));
@@ -246,24 +287,15 @@ static void chunk_sums(const Task& t, const Tile& tile, int64_t head, int64_t ch
     }
     for (int64_t page = seen; page < pages; page++) {
         const int64_t at = (table[page] * kv.heads + head) * kv.page, tokens = least(16, length - page * 16);
-        open_page(kv, kv.v, at, kv.value_width, t.value, tokens, room.page);
-        if (kv.type == U8)
-            for (int64_t k = 0; k < tokens; k++)
-                for (int64_t c = 0; c < t.value; c += W) {
-                    float* y = room.page + k * t.value + c;
-                    store(y, fma(load(y), set1(kv.v_scale[at + k]), set1(kv.v_low[at + k])));
-                }
-        for (int64_t i = 0; i < queries;) {
-            const float* w[4];
-            const int64_t n = queries - i >= 4 ? 4 : queries - i >= 3 ? 3 : queries - i >= 2 ? 2 : 1;
-            for (int64_t j = 0; j < n; j++) w[j] = p[i + j] + page * 16;
-            if (n == 4) mix<4>(w, room.page, t.value, tokens, acc + i);
-            else if (n == 3) mix<3>(w, room.page, t.value, tokens, acc + i);
-            else if (n == 2) mix<2>(w, room.page, t.value, tokens, acc + i);
-            else mix<1>(w, room.page, t.value, tokens, acc + i);
-            i += n;
-        }
+        add_values<T>(t, at, tokens, p, queries, page * 16, acc, room.page);
     }
+}
+
+static inline void chunk_sums(const Task& t, const Tile& tile, int64_t head, int64_t chunk, Room& room, float* const* out) {
+    if (t.kv.type == F32) chunk_of<float>(t, tile, head, chunk, room, out);
+    else if (t.kv.type == F16) chunk_of<half>(t, tile, head, chunk, room, out);
+    else if (t.kv.type == BF16) chunk_of<bfloat>(t, tile, head, chunk, room, out);
+    else chunk_of<uint8_t>(t, tile, head, chunk, room, out);
 }
 
 static inline void finish(const Task& t, int64_t row, int64_t head, const float* state) {

@@ -112,6 +112,8 @@ static inline void transpose16(const float* rows, int64_t stride, int64_t width,
         }
 }
 
+template <class T> static inline bool narrow_columns(const T*, int64_t, float*) { return false; }
+
 // ------------------------------------------------------------------------------------------------ integer sums of 8 rows
 #if defined(GAINZ_VNNI256)
 struct Sum {

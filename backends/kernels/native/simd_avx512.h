@@ -65,28 +65,87 @@ static inline void quantize32(const float* x, int8_t* q, float* scale, int32_t* 
     sums[1] = _mm512_reduce_add_epi32(ib);
 }
 
+// 16 rows of 16 words at `stride` (in words) → r[i] holds word i of every row
+static inline void transpose_block(const float* rows, int64_t stride, __m512* r) {
+    __m512 t[16];
+    for (int i = 0; i < 16; i++) r[i] = _mm512_loadu_ps(rows + i * stride);
+    for (int i = 0; i < 16; i += 2) { t[i] = _mm512_unpacklo_ps(r[i], r[i + 1]); t[i + 1] = _mm512_unpackhi_ps(r[i], r[i + 1]); }
+    for (int i = 0; i < 16; i += 4) {
+        r[i] = _mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(t[i]), _mm512_castps_pd(t[i + 2])));
+        r[i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(t[i]), _mm512_castps_pd(t[i + 2])));
+        r[i + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(t[i + 1]), _mm512_castps_pd(t[i + 3])));
+        r[i + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(t[i + 1]), _mm512_castps_pd(t[i + 3])));
+    }
+    for (int i = 0; i < 4; i++) {
+        t[i] = _mm512_shuffle_f32x4(r[i], r[i + 4], 0x88); t[i + 4] = _mm512_shuffle_f32x4(r[i], r[i + 4], 0xdd);
+        t[i + 8] = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0x88); t[i + 12] = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0xdd);
+    }
+    for (int i = 0; i < 4; i++) {
+        r[i] = _mm512_shuffle_f32x4(t[i], t[i + 8], 0x88); r[i + 8] = _mm512_shuffle_f32x4(t[i], t[i + 8], 0xdd);
+        r[i + 4] = _mm512_shuffle_f32x4(t[i + 4], t[i + 12], 0x88); r[i + 12] = _mm512_shuffle_f32x4(t[i + 4], t[i + 12], 0xdd);
+    }
+}
+
 // rows[t][i], 16 rows of `width` floats at `stride` → columns[i][t]
 static inline void transpose16(const float* rows, int64_t stride, int64_t width, float* columns) {
     for (int64_t c = 0; c < width; c += 16) {
-        __m512 r[16], t[16];
-        for (int i = 0; i < 16; i++) r[i] = _mm512_loadu_ps(rows + i * stride + c);
-        for (int i = 0; i < 16; i += 2) { t[i] = _mm512_unpacklo_ps(r[i], r[i + 1]); t[i + 1] = _mm512_unpackhi_ps(r[i], r[i + 1]); }
-        for (int i = 0; i < 16; i += 4) {
-            r[i] = _mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(t[i]), _mm512_castps_pd(t[i + 2])));
-            r[i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(t[i]), _mm512_castps_pd(t[i + 2])));
-            r[i + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(t[i + 1]), _mm512_castps_pd(t[i + 3])));
-            r[i + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(t[i + 1]), _mm512_castps_pd(t[i + 3])));
-        }
-        for (int i = 0; i < 4; i++) {
-            t[i] = _mm512_shuffle_f32x4(r[i], r[i + 4], 0x88); t[i + 4] = _mm512_shuffle_f32x4(r[i], r[i + 4], 0xdd);
-            t[i + 8] = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0x88); t[i + 12] = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0xdd);
-        }
-        for (int i = 0; i < 4; i++) {
-            r[i] = _mm512_shuffle_f32x4(t[i], t[i + 8], 0x88); r[i + 8] = _mm512_shuffle_f32x4(t[i], t[i + 8], 0xdd);
-            r[i + 4] = _mm512_shuffle_f32x4(t[i + 4], t[i + 12], 0x88); r[i + 12] = _mm512_shuffle_f32x4(t[i + 4], t[i + 12], 0xdd);
-        }
+        __m512 r[16];
+        transpose_block(rows + c, stride, r);
         for (int i = 0; i < 16; i++) _mm512_storeu_ps(columns + (c + i) * 16, r[i]);
     }
+}
+
+// A page of narrow numbers → columns, turned as 32-bit words and widened afterwards; false: not of a width that fits.
+static inline bool narrow_columns(const float* page, int64_t width, float* columns) {
+    if (width % 16) return false;
+    transpose16(page, width, width, columns);
+    return true;
+}
+
+static inline bool narrow_columns(const half* page, int64_t width, float* columns) {
+    if (width % 32) return false;
+    for (int64_t c = 0; c < width; c += 32) {
+        __m512 r[16];
+        transpose_block((const float*)(page + c), width / 2, r);
+        for (int i = 0; i < 16; i++) {
+            const __m512i v = _mm512_castps_si512(r[i]);
+            _mm512_storeu_ps(columns + (c + 2 * i) * 16, _mm512_cvtph_ps(_mm512_cvtepi32_epi16(v)));
+            _mm512_storeu_ps(columns + (c + 2 * i + 1) * 16, _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(v, 16))));
+        }
+    }
+    return true;
+}
+
+static inline bool narrow_columns(const bfloat* page, int64_t width, float* columns) {
+    if (width % 32) return false;
+    for (int64_t c = 0; c < width; c += 32) {
+        __m512 r[16];
+        transpose_block((const float*)(page + c), width / 2, r);
+        for (int i = 0; i < 16; i++) {
+            const __m512i v = _mm512_castps_si512(r[i]);
+            _mm512_storeu_si512(columns + (c + 2 * i) * 16, _mm512_slli_epi32(v, 16));
+            _mm512_storeu_si512(columns + (c + 2 * i + 1) * 16, _mm512_and_si512(v, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
+        }
+    }
+    return true;
+}
+
+static inline bool narrow_columns(const uint8_t* page, int64_t width, float* columns) {
+    if (width % 64) return false;
+    const __m512i byte = _mm512_set1_epi32(255);
+    for (int64_t c = 0; c < width; c += 64) {
+        __m512 r[16];
+        transpose_block((const float*)(page + c), width / 4, r);
+        for (int i = 0; i < 16; i++) {
+            const __m512i v = _mm512_castps_si512(r[i]);
+            float* to = columns + (c + 4 * i) * 16;
+            _mm512_storeu_ps(to, _mm512_cvtepi32_ps(_mm512_and_si512(v, byte)));
+            _mm512_storeu_ps(to + 16, _mm512_cvtepi32_ps(_mm512_and_si512(_mm512_srli_epi32(v, 8), byte)));
+            _mm512_storeu_ps(to + 32, _mm512_cvtepi32_ps(_mm512_and_si512(_mm512_srli_epi32(v, 16), byte)));
+            _mm512_storeu_ps(to + 48, _mm512_cvtepi32_ps(_mm512_srli_epi32(v, 24)));
+        }
+    }
+    return true;
 }
 
 // One 16-row block of weights against M rows of activations; store(m, vector) receives the products.

@@ -92,6 +92,8 @@ static inline void transpose16(const float* rows, int64_t stride, int64_t width,
         }
 }
 
+template <class T> static inline bool narrow_columns(const T*, int64_t, float*) { return false; }
+
 // One 16-row block of weights against M rows of activations; out(m, lane, vector) receives the products. Codes of 8 bits are
 // made signed by flipping the top bit, which takes 128 from each: just what a centred matrix wants.
 template <int BITS, int SEG, int M, class Store>

@@ -98,6 +98,8 @@ static inline void transpose16(const float* rows, int64_t stride, int64_t width,
     for (int64_t c = 0; c < width; c++) for (int t = 0; t < 16; t++) columns[c * 16 + t] = rows[t * stride + c];
 }
 
+template <class T> static inline bool narrow_columns(const T*, int64_t, float*) { return false; }
+
 template <int BITS, int SEG, int M, class Store>
 static inline void tile(const Linear& w, int64_t nb, const Act& act, const int64_t* rows, Store&& out) {
     constexpr int LINES = SEG / (BITS == 4 ? 8 : 4);
