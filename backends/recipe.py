@@ -45,6 +45,8 @@ class QuantizeOptions:
         if self.method == "awq" and self.bits not in AWQ_BITS:
             raise InvalidRequest(f"AWQ files hold 4-bit weights, not {self.bits}-bit ones.", field="bits", bits=self.bits,
                                  remedy="Choose 4 bits, or GPTQ for 2, 3 or 8.")
+        if self.method == "awq" and self.sym:
+            raise InvalidRequest("AWQ variants always have zero points.", field="sym", remedy="Leave symmetric off, or choose GPTQ.")
         if self.method == "awq" and self.head_bits not in (0, 4):
             raise InvalidRequest("The head of an AWQ file has 4 bits or stays float.", field="head_bits", head_bits=self.head_bits)
         if self.method == "gptq" and self.head_bits not in (0, self.bits):

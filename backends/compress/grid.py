@@ -36,19 +36,23 @@ class Grid:
 
     def rounded(self) -> Grid:
         """As a file keeps it: scales in float16."""
-        return Grid(self.scale.to(torch.float16).float().clamp_min_(SMALLEST), self.zero, self.bits)
+        return Grid(_storable(self.scale), self.zero, self.bits)
+
+
+def _storable(scale: Tensor) -> Tensor:
+    """The nearest float16 above 0; 1 where there is nothing to scale."""
+    return torch.where(scale > 0, scale, torch.ones_like(scale)).to(torch.float16).float().clamp_min_(SMALLEST)
 
 
 def lay(low: Tensor, high: Tensor, bits: int, sym: bool) -> tuple[Tensor, Tensor]:
-    """scale, zero of ranges [low, high], which are widened to hold 0."""
+    """scale, zero of ranges [low, high], which are widened to hold 0. Scales are float16 numbers, as a file keeps them."""
     top = 2 ** bits - 1
     low, high = low.clamp_max(0), high.clamp_min(0)
     if sym:
         scale = torch.maximum(-low, high) * 2 / top
-        scale = torch.where(scale > 0, scale, torch.ones_like(scale)).clamp_min(SMALLEST)
+        scale = _storable(scale)
         return scale, torch.full_like(scale, (top + 1) // 2)
-    scale = (high - low) / top
-    scale = torch.where(scale > 0, scale, torch.ones_like(scale)).clamp_min(SMALLEST)
+    scale = _storable((high - low) / top)
     return scale, (-low / scale).round().clamp_(1, top)
 
 
@@ -92,14 +96,13 @@ def refit_scales(weight: Tensor, gram: Tensor, grid: Grid, codes: Tensor, groups
     weight, codes [N, K]; gram [K, K] = sum of x xᵀ, damped. A scale that would collapse or change its sign stays as it was."""
     count = grid.scale.shape[1]
     member = torch.nn.functional.one_hot(groups, count).to(weight.dtype)            # [K, G]
+    members = [torch.nonzero(groups == group)[:, 0] for group in range(count)]
     target = weight @ gram
     parts = []
     for start in range(0, len(weight), rows):
         part = slice(start, start + rows)
         levels = codes[part] - grid.zero[part][:, groups]                           # [n, K]
-        spread = torch.einsum("nk,kg->ngk", levels, member)
-        system = (spread.reshape(-1, levels.shape[1]) @ gram).reshape(spread.shape)
-        system = torch.einsum("ngk,nk,kh->ngh", system, levels, member)
+        system = torch.stack([(levels[:, own] @ gram[own]).mul_(levels) @ member for own in members], 1)    # [n, G, G]
         right = (levels * target[part]) @ member
         ridge = system.diagonal(dim1=1, dim2=2).mean(1).clamp_min(1e-12) * 1e-6
         system = system + ridge[:, None, None] * torch.eye(count, device=weight.device)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backends.base import Cancel, ModelDir, NotSupported, Progress, ProgressFn
+from backends.base import Cancel, DiskFull, ModelDir, NotSupported, OutOfMemory, Progress, ProgressFn
 from backends.compress import calibrate
 from backends.compress.calibrate import Calibration
 from backends.compress.gram import Gram
@@ -26,10 +27,11 @@ from backends.compress.layers import METHODS, Layer, quantize_layer
 from backends.compress.origin import Origin, open_origin
 from backends.compress.pack import awq_gemm, fits, from_awq_gemm, from_gptq_v1, gptq_v1
 from backends.compress.skeleton import Skeleton, linears, matrix_of
-from backends.compress.stream import Stream
+from backends.compress.stream import MEMO_BYTES, Stream
 from backends.compress.writer import (
     PARTS, Parts, file_rows, merge, model_config, quantization_config, write_json)
 from backends.kernels import QWeight
+from backends.memory import machine_memory
 from backends.recipe import QuantizeOptions, check_group
 
 PACK = {"gptq": gptq_v1, "awq": awq_gemm}
@@ -73,7 +75,10 @@ class _Job:
         self.skeleton = Skeleton(origin.source, self.device)
         self._check_shapes()
         self.calibration = self._calibrate(text)
+        self._check_room()
+        self.skeleton.fill()
         self.precision = _precision(options.precision, self.device)
+        _clear(folder)
         self.parts = Parts(folder, self._key())
         self.method = METHODS[options.method](options)
         self.tally = _Tally()
@@ -192,6 +197,18 @@ class _Job:
             shapes.append(tuple(matrix_of(head).shape))
         check_group(self.options.group, {shape[1] for shape in shapes})
 
+    def _check_room(self) -> None:
+        """OutOfMemory, DiskFull before anything is done."""
+        outside, layers, largest = self.skeleton.sizes()
+        hidden = self.calibration.tokens * self.skeleton.config.get_text_config(decoder=True).hidden_size
+        need, free = 4 * (outside + 3 * largest + hidden) + MEMO_BYTES, _free(self.device)
+        if need > free:
+            raise OutOfMemory("There is not enough memory free for this job.", need_bytes=need, free_bytes=free, device=self.device,
+                              remedy="Unload a model, or ask for fewer or shorter calibration windows.")
+        disk, room = 2 * (2 * outside + layers * (self.options.bits + 1) // 8), shutil.disk_usage(self.folder).free
+        if disk > room:
+            raise DiskFull("There is not enough room on the disk for this job.", need_bytes=disk, free_bytes=room)
+
     def _calibrate(self, text: Path | None) -> Calibration:
         words, name = calibrate.read_text(text)
         return calibrate.calibration(words, name, self.origin.text.encode, self.options.samples, self.options.sample_tokens)
@@ -205,6 +222,21 @@ class _Job:
     def _report(self, done: int, note: str) -> None:
         self.cancel.raise_if_set("The job")
         self.progress(Progress("quantize", done, self.steps, note))
+
+
+def _clear(folder: Path) -> None:
+    """What is left of something else, or of a job that stopped while writing; finished parts stay."""
+    for item in folder.iterdir():
+        if item.name == PARTS:
+            continue
+        if item.is_dir():
+            shutil.rmtree(item)
+        else:
+            item.unlink()
+
+
+def _free(device: torch.device) -> int:
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else machine_memory()[1]
 
 
 def _stored(value: Tensor) -> Tensor:
@@ -236,6 +268,3 @@ def _precision(asked: str, device: torch.device) -> str:
     if device.type == "cuda":
         return "bfloat16" if torch.cuda.is_bf16_supported() else "float32"
     return "bfloat16" if torch.backends.cpu.get_cpu_capability() == "AVX512" and torch.ops.mkldnn._is_mkldnn_bf16_supported() else "float32"
-
-
-__all__ = ["PARTS", "run"]

@@ -13,11 +13,10 @@ from torch import Tensor, nn
 from backends.base import BrokenFile, ConfigConflict, NotSupported
 from backends.engine.hf_load import causal_config
 from backends.engine.weights import WeightSource
-from backends.kernels import QWeight
 
 
 class Skeleton:
-    """``model``: the module, its layers on the meta device until `load`. ``layers``: them; ``prefix``: their path, "model.layers".
+    """``model``: the module, without memory until `fill`; its layers on the meta device until `load`. ``layers``: them; ``prefix``: their path, "model.layers".
 
     Raises NotSupported where the decoder layers cannot be told apart, BrokenFile naming tensors that the source lacks."""
 
@@ -31,13 +30,23 @@ class Skeleton:
         self.prefix, self.layers = _layers(self.model)
         self._names = _Names(source.names(), self.model.base_model_prefix)
         self._check()
+
+    def fill(self) -> None:
+        """Read everything that belongs to no layer."""
         self._fill(self.model, "", skip=self.prefix + ".")
         self._finish()
+
+    def sizes(self) -> tuple[int, int, int]:
+        """Numbers of weights: outside the layers (a shared matrix once), in all layers, in the largest one."""
+        every = {id(tensor): tensor.numel() for tensor in self.model.parameters()}
+        inside = [sum(tensor.numel() for tensor in layer.parameters()) for layer in self.layers]
+        tied = self.head.weight.numel() if self.tied and self.head.weight is not self.model.get_input_embeddings().weight else 0
+        return sum(every.values()) - sum(inside) - tied, sum(inside), max(inside)
 
     @property
     def tied(self) -> bool:
         """Does the head share the embedding's matrix?"""
-        return self.head is not None and self.model.get_input_embeddings().weight is self.head.weight
+        return self.head is not None and self.path(self.head) + ".weight" in self.model.all_tied_weights_keys
 
     @property
     def head(self) -> nn.Module | None:
@@ -161,8 +170,3 @@ def set_matrix(module: nn.Module, value: Tensor) -> None:
 def linears(root: nn.Module) -> dict[str, nn.Module]:
     return {name: module for name, module in root.named_modules() if name and matrix_of(module) is not None}
 
-
-def half(weight: QWeight) -> QWeight:
-    """The weight as a file keeps it: float16 scales. What comes after is calibrated on what will be loaded."""
-    scale = weight.scale.to(torch.float16)
-    return QWeight(weight.codes, scale, weight.zero, weight.bias, weight.bits, weight.group, weight.perm)

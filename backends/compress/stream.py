@@ -221,9 +221,8 @@ class Memo:
         self._bytes: dict[nn.Module, int] = {}
 
     def keep(self, module: nn.Module) -> None:
-        """From now on ``module`` is computed once a window, then played back. Inner modules' outputs are given up."""
-        for inner in list(module.modules()):
-            self.forget(inner)
+        """From now on ``module`` is computed once a window, then played back; what is kept of its parts is given up by then."""
+        self.forget(module)
         self._kept[module], self._bytes[module] = {}, 0
         original = module.forward
 
@@ -238,8 +237,14 @@ class Memo:
             if self.window not in kept and sum(self._bytes.values()) + size <= self.limit:
                 kept[self.window] = output, _versions(output)
                 self._bytes[module] += size
+                self._give_up_parts(module)
             return output
         module.forward = forward
+
+    def _give_up_parts(self, module: nn.Module) -> None:
+        for part in module.modules():
+            if part is not module and part in self._kept and self.window in self._kept[part]:
+                self._bytes[part] -= _bytes(self._kept[part].pop(self.window)[0])
 
     def forget(self, module: nn.Module) -> None:
         if module in self._kept:
