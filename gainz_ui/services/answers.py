@@ -101,7 +101,7 @@ class Answer:
             live = (self._tokens - 1) / span if self._tokens > 1 and span > 0 else None
             return View("".join(self._text), self._tokens, self.ended is not None, self._finish,
                         timing.ttft_seconds if timing else first - self._begun if first else None,
-                        timing.decode_tokens_per_second if timing else live, now - self._begun,
+                        (timing and timing.decode_tokens_per_second) or live, now - self._begun,
                         self._progress, self._usage, timing, self._error)
 
     @property

@@ -49,6 +49,7 @@ class Flow:
         if not (text or "").strip():
             yield gr.skip()
             return
+        yield {self.parts["composer"]: ""}
         async for update in self._ask(request, chat.say("user", text.strip()), settings):
             yield update
 
@@ -89,6 +90,7 @@ class Flow:
         model, system, overflow, *values = settings
         chat = replace(chat, system=system or "")
         prefix = chat.turns[-1].content if go_on else ""
+        yield self._asking(words, chat, prefix)
         try:
             asked = await asyncio.to_thread(self._prepare, chat, model, overflow, self.read(values), prefix)
         except GainzError as error:
@@ -99,8 +101,7 @@ class Flow:
         asked = replace(asked, chat=kept)
         answer = self.page.answers.begin(chat.id, lambda cancel: self.page.studio.submit(wire, model, cancel), asked)
         code = snippets(*chat_snippets(wire, model, address_of(request)))
-        yield {self.parts["chat"]: asked.chat.to_json(), self.parts["composer"]: "", self.parts["notice"]: _hide(),
-               self.parts["api"]: code, **self._running(words, asked, answer)}
+        yield {self.parts["chat"]: asked.chat.to_json(), self.parts["api"]: code, **self._running(words, asked, answer)}
         async for update in self.watch(words, answer):
             yield update
 
@@ -112,11 +113,21 @@ class Flow:
             if info.context else (chat, 0)
         return Asked(fitted, info, sampling, prompt, prefix)
 
+    def _asking(self, words: str, chat: Chat, prefix: str) -> Update:
+        """At once, before anything is counted: an engine that has to come back first takes seconds."""
+        shown_chat = chat.cut(len(chat.turns) - 1) if prefix else chat
+        return {
+            self.parts["chat"]: chat.to_json(),
+            self.parts["chatbot"]: show.messages(words, shown_chat, prefix),
+            self.parts["notice"]: _hide(),
+            self.parts["stats"]: shown(""),
+            **self._busy(),
+        }
+
     def _refused(self, words: str, chat: Chat, error: GainzError) -> Update:
         """The question stays in sight, with the reason; nothing was sent."""
         return {
             self.parts["chat"]: chat.to_json(),
-            self.parts["composer"]: "",
             self.parts["chatbot"]: show.messages(words, chat),
             self.parts["notice"]: _tell(words, error),
             **self._idle(retry=True),

@@ -36,8 +36,8 @@ def turn_of(chat: Chat, shown: int) -> int | None:
 def figures(view: View, info: ModelInfo | None, prompt_tokens: int, sampling: Sampling) -> dict[str, Any]:
     """An answer's figures as plain JSON: shown below it, kept with its turn, exported."""
     usage, timing = view.usage, view.timing
-    prompt = usage.prompt_tokens if usage else prompt_tokens
-    tokens = usage.completion_tokens if usage else view.tokens
+    prompt = usage.prompt_tokens if usage and usage.prompt_tokens else prompt_tokens     # an engine that died counts nothing
+    tokens = usage.completion_tokens if usage and usage.completion_tokens else view.tokens
     stats: dict[str, Any] = {
         "ttft_seconds": view.ttft,
         "tokens_per_second": view.speed,
