@@ -1,6 +1,7 @@
 # make run    everything from nothing, then the page at http://127.0.0.1:7860
 # make test   everything from nothing, then the tests
 # make slow   the tests that take minutes
+# make interop  auto-gptq and autoawq, in an environment of their own, load what Gainz writes
 # make venv   only the virtual environment
 # Variables: PYTHON=python3.12  ARGS="--port 8000"  TESTS="tests/test_api.py"
 
@@ -27,6 +28,19 @@ slow: venv-dev starter
 # 98 MB, once; without a network the tests that need real weights are skipped, and say so.
 starter: venv
 	@$(PY) app.py pull starter >/dev/null || echo "The starter model is not there: the tests that need its weights are skipped." >&2
+
+INTEROP := .venv-interop
+interop: venv-dev $(INTEROP)/.ready
+	@GAINZ_INTEROP_PYTHON=$(CURDIR)/$(INTEROP)/bin/python $(PY) -m pytest tests/test_interop.py
+
+# The two packages come without their dependencies (those of theirs that are needed are in the file) and without CUDA code.
+$(INTEROP)/.ready: requirements-interop.txt
+	@echo "Installing auto-gptq and autoawq into $(INTEROP) …" >&2
+	@"$(PYTHON)" -m venv $(INTEROP)
+	@$(INTEROP)/bin/pip --disable-pip-version-check install --quiet -r requirements-interop.txt
+	@BUILD_CUDA_EXT=0 $(INTEROP)/bin/pip --disable-pip-version-check install --quiet --no-deps --no-build-isolation auto-gptq==0.7.1
+	@$(INTEROP)/bin/pip --disable-pip-version-check install --quiet --no-deps --no-build-isolation --no-binary autoawq autoawq==0.2.9
+	@touch $@
 
 lint: venv-dev
 	@$(PY) -m ruff check .
