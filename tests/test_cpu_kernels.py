@@ -134,13 +134,15 @@ def test_float_product(context, rng, dtype):
 
 
 def test_a_row_does_not_see_its_neighbours(ops, rng):
-    for bits, group, kind, k in ((4, 32, "bias", 224), (4, 64, "center", 576), (4, 16, "zero", 96), (8, 32, "center", 288), (6, 16, "center", 64)):
+    for bits, group, kind, k in ((4, 32, "bias", 224), (4, 64, "center", 576), (4, 16, "zero", 96), (8, 32, "center", 288),
+                                 (6, 16, "center", 64)):
         packed = ops.pack(weight(rng, 83, k, bits, group, kind))
         x = torch.randn(300, k, generator=rng)
         whole = ops.matmul(ops.act(x), packed).clone()
         for count in (*range(1, 17), 40, 129):
             start = int(torch.randint(0, 300 - count, (1,), generator=rng))
-            assert torch.equal(ops.matmul(ops.act(x[start:start + count].clone()), packed), whole[start:start + count]), count
+            assert torch.equal(ops.matmul(ops.act(x[start:start + count].clone()), packed),
+                               whole[start:start + count]), count
 
 
 def test_threads_do_not_change_bits(context, ops, rng):
@@ -190,7 +192,8 @@ def pages(dtype: torch.dtype, heads: int, width: int, count: int) -> KVLayer:
     """Poisoned: what nobody wrote must not matter."""
     shape = (count, heads, 16, width)
     if dtype == torch.uint8:
-        return KVLayer(*(torch.full(shape, 255, dtype=dtype) for _ in range(2)), *(torch.full(shape[:3], torch.nan) for _ in range(4)))
+        return KVLayer(*(torch.full(shape, 255, dtype=dtype) for _ in range(2)),
+                       *(torch.full(shape[:3], torch.nan) for _ in range(4)))
     return KVLayer(*(torch.full(shape, torch.nan, dtype=dtype) for _ in range(2)))
 
 
@@ -207,7 +210,8 @@ def batch(before, counts, tables, half) -> Batch:
 
 
 SHAPES = [  # heads, kv_heads, head_dim, rotated, window, softcap, head norms
-    (9, 3, 64, 64, None, None, False), (4, 4, 32, 32, 20, None, True), (8, 2, 80, 40, 130, 30.0, True), (6, 1, 20, 20, None, None, False),
+    (9, 3, 64, 64, None, None, False), (4, 4, 32, 32, 20, None, True), (8, 2, 80, 40, 130, 30.0, True), (6, 1, 20, 20, None,
+        None, False),
     (2, 2, 256, 64, 140, 50.0, False)]
 
 
@@ -224,7 +228,8 @@ def test_attention(ops, rng, dtype, shape):
     done, found = [0, 0, 0], [[], [], []]
     while done != total:                                       # any chunking, any company
         live = [s for s in range(3) if done[s] < total[s]]
-        counts = [min(total[s] - done[s], int(torch.tensor([1, 1, 5, 40, 100])[torch.randint(5, (1,), generator=rng)])) for s in live]
+        counts = [min(total[s] - done[s], int(torch.tensor([1, 1, 5, 40, 100])[torch.randint(5, (1,),
+            generator=rng)])) for s in live]
         given = batch([done[s] for s in live], counts, tables[live], rotated // 2)
         x = torch.cat([rows[s][done[s]:done[s] + c] for s, c in zip(live, counts)])
         y = ops.attend(x, spec, ours, given).floats.clone()
@@ -233,7 +238,8 @@ def test_attention(ops, rng, dtype, shape):
             found[s].append(part)
             done[s] += len(part)
     for s in range(3):
-        y = ops.attend(rows[s], spec, pages(dtype, kv_heads, width, 70), batch([0], [total[s]], tables[[s]], rotated // 2)).floats
+        y = ops.attend(rows[s], spec, pages(dtype, kv_heads, width, 70),
+                       batch([0], [total[s]], tables[[s]], rotated // 2)).floats
         assert torch.equal(y, torch.cat(found[s]))
 
 

@@ -10,30 +10,19 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from backends.errors import InvalidRequest, NotSupported
-from backends.kernels import AttentionSpec, Batch, KVLayer, QWeight, cpu_pack, cpu_replay, native_abi as abi, native_build
+from backends.errors import InvalidRequest
+from backends.kernels import AttentionSpec, Batch, KVLayer, QWeight, cpu_pack, cpu_replay, cpu_words, native_build
+from backends.kernels import native_abi as abi
 from backends.kernels.cpu_pack import NativeLinear
+from backends.kernels.cpu_words import Rows
 
 FEW = 16                        # rows up to which a float matrix has our own kernel
-WIDEST_HEAD = 1024
 DTYPES = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-KV_TYPES = {torch.float32: abi.F32, torch.float16: abi.F16, torch.bfloat16: abi.BF16, torch.uint8: abi.U8}
-
-
-@dataclass(eq=False)
-class Rows:
-    """Rows made ready for `matmul`: floats [R, K], and beside them int8 codes with scales and sums where those are wanted."""
-
-    floats: Tensor
-    quantized: bool
-    address: int                # of the descriptor
-    keep: tuple[object, ...]
 
 
 class CpuOps:
@@ -162,7 +151,8 @@ class CpuOps:
         out = self._rows("attend", rows, spec.heads * kv.v.shape[3])
         if self._batch is not batch:
             self.bind(batch)
-        self._call(abi.ATTEND, qkv.data_ptr(), rows, self._once(spec, _describe_spec), self._once(kv, _describe_kv),
+        self._call(abi.ATTEND, qkv.data_ptr(), rows, self._once(spec, cpu_words.describe_spec),
+                   self._once(kv, cpu_words.describe_kv),
                    self._batch_at, out.address)
         return out
 
@@ -192,7 +182,7 @@ class CpuOps:
 
     def bind(self, batch: Batch) -> None:
         """Make ``batch`` the one that `attend` sees: its tensors' addresses go into the one descriptor."""
-        self._batch, self._batch_keep = batch, _fill_batch(self._batch_line, batch)
+        self._batch, self._batch_keep = batch, cpu_words.fill_batch(self._batch_line, batch)
 
     def workspace(self) -> list[object]:
         return list(self._small.values())
@@ -218,11 +208,11 @@ class CpuOps:
         key = (op, rows, width, self._quantized)
         found = self._store(rows).get(key)
         if found is None:
-            found = self._store(rows)[key] = _make_rows(rows, width, self._quantized)
+            found = self._store(rows)[key] = cpu_words.make_rows(rows, width, self._quantized)
         return found
 
     def _store(self, rows: int) -> dict:
-        """Small shapes are kept for good; of the large ones only those of one number of rows. What a caller holds, lives on."""
+        """Small shapes are kept for good, of the large ones those of one number of rows. What a caller holds, lives on."""
         if rows <= FEW:
             return self._small
         if rows != self._large_rows:
@@ -237,27 +227,13 @@ class CpuOps:
         return found[1]
 
     def _weight(self, weight: Tensor) -> int:
-        return self._once(weight, _describe_weight)
+        return self._once(weight, cpu_words.describe_weight)
 
     def _real(self, value: float) -> int:
         found = self._eps.get(value)
         if found is None:
             found = self._eps[value] = abi.bits(value)
         return found
-
-
-def _make_rows(rows: int, width: int, quantized: bool) -> Rows:
-    floats = torch.empty(rows, width, dtype=torch.float32)
-    if not quantized:
-        line = abi.words(floats.data_ptr(), 0, 0, 0, 0, 0, 0, width, width)
-        return Rows(floats, False, abi.address(line), (line,))
-    blocks = -(-width // abi.BLOCK)
-    codes = torch.empty(rows, blocks * abi.BLOCK, dtype=torch.int8)
-    numbers = torch.empty(rows * blocks * 7, dtype=torch.int32)            # scale, sum32, sum16 x 2, minus8, minus8_16 x 2
-    at, step = numbers.data_ptr(), rows * blocks * 4
-    line = abi.words(floats.data_ptr(), codes.data_ptr(), at, at + step, at + 2 * step, at + 4 * step, at + 5 * step, width,
-                     blocks * abi.BLOCK)
-    return Rows(floats, True, abi.address(line), (line, codes, numbers))
 
 
 def _floats(x: Tensor) -> Tensor:
@@ -269,45 +245,10 @@ def _check_stream(x: Tensor, rows: int, width: int) -> None:
         raise ValueError(f"the residual stream must be contiguous float32 [{rows}, {width}], not {x.dtype} {tuple(x.shape)}")
 
 
-def _describe_weight(weight: Tensor) -> tuple[int, tuple]:
-    kept = weight.detach().to("cpu", torch.float32).contiguous()
-    return kept.data_ptr(), (kept,)
-
-
-def _describe_spec(spec: AttentionSpec) -> tuple[int, tuple]:
-    if spec.head_dim > WIDEST_HEAD or spec.heads % spec.kv_heads or spec.heads // spec.kv_heads > 32:
-        raise NotSupported("The native kernels cannot run this attention.", heads=spec.heads, kv_heads=spec.kv_heads,
-                           head_dim=spec.head_dim, remedy="Load the model with the kernels \"aten\" or \"ref\".")
-    norms = tuple(None if norm is None else norm.detach().to("cpu", torch.float32).contiguous() for norm in (spec.q_norm, spec.k_norm))
-    line = abi.words(spec.heads, spec.kv_heads, spec.head_dim, spec.window or 0, -1 if spec.rope is None else spec.rope,
-                     *map(abi.pointer, norms), abi.bits(spec.scale), abi.bits(spec.softcap or 0.0), abi.bits(spec.norm_eps))
-    return abi.address(line), (line, norms)
-
-
-def _describe_kv(kv: KVLayer) -> tuple[int, tuple]:
-    _, heads, page, width = kv.k.shape
-    tensors = (kv.k, kv.v, kv.k_scale, kv.k_low, kv.v_scale, kv.v_low)
-    if page % 16 or 128 % page or kv.k.dtype not in KV_TYPES or not all(t is None or t.is_contiguous() for t in tensors):
-        raise NotSupported("The native kernels need contiguous KV pages of 16, 32, 64 or 128 tokens.", page=page, type=kv.k.dtype)
-    line = abi.words(*map(abi.pointer, tensors), KV_TYPES[kv.k.dtype], page, heads, width, kv.v.shape[3])
-    return abi.address(line), (line,)
-
-
-def _fill_batch(line: array, batch: Batch) -> tuple[Tensor, ...]:
-    """Write the batch's addresses and sizes into its descriptor; returns what must live as long as it is used."""
-    kept = tuple(t if t.dtype == dtype and t.is_contiguous() else t.to(dtype).contiguous() for t, dtype in (
-        (batch.positions, torch.int64), (batch.starts, torch.int32), (batch.lengths, torch.int32), (batch.pages, torch.int32),
-        (batch.slots, torch.int64), (batch.cos, torch.float32), (batch.sin, torch.float32)))
-    pages, cos = kept[3], kept[5]
-    for i, tensor in enumerate(kept):
-        line[i] = tensor.data_ptr()
-    line[7], line[8], line[9], line[10] = pages.shape[0], kept[0].shape[0], pages.shape[1], cos.shape[-1]
-    return kept
-
-
 def make(dtype: str, threads: int, isa: str = "") -> CpuOps:
     """The target. ``dtype``: the type float matrices are kept in ("auto": as they are stored). ``isa`` forces an instruction
     set, for tests. Raises MissingRequirement where the kernels cannot be built or this processor lacks them."""
     if dtype not in DTYPES:
-        raise InvalidRequest(f"The native kernels do not know the type {dtype!r}.", field="dtype", remedy=f"Use {', '.join(DTYPES)}.")
+        raise InvalidRequest(f"The native kernels do not know the type {dtype!r}.", field="dtype",
+                             remedy=f"Use {', '.join(DTYPES)}.")
     return CpuOps(DTYPES[dtype], abi.Context(native_build.library(isa), threads), threads)

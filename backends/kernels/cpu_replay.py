@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from backends.kernels.cpu import CpuOps
 
 # Where an instruction holds the address of rows it reads or adds to: all must be workspace, which outlives the recording.
-STREAMS = {abi.EMBED: (4,), abi.NORM: (1,), abi.ACT: (1,), abi.MATMUL: (4,), abi.NORM_ADD: (1, 5), abi.GLU_OP: (1,), abi.ATTEND: (1,),
+STREAMS = {abi.EMBED: (4,), abi.NORM: (1,), abi.ACT: (1,), abi.MATMUL: (4,), abi.NORM_ADD: (1, 5), abi.GLU_OP: (1,),
+           abi.ATTEND: (1,),
            abi.LOGITS: (4,)}
 Forward = Callable[[Batch, Sequence[KVLayer]], Tensor]
 
@@ -77,8 +78,10 @@ class Replay:
                 ids_at.append(len(program) + 2)
             program.extend((*line, *(0,) * (abi.WORDS - len(line))))
         own = self._ops.addresses()
-        whole = bool(ids_at) and result.data_ptr() in own and all(line[at] in own for line in lines for at in STREAMS[line[0]])
-        self._known[batch.ids.shape[0]] = Recording(program, tuple(ids_at), result, batch, self._ops.workspace()) if whole else None
+        streams = {line[at] for line in lines for at in STREAMS[line[0]]} | {result.data_ptr()}
+        whole = bool(ids_at) and streams <= own
+        self._known[batch.ids.shape[0]] = Recording(program, tuple(ids_at), result, batch,
+                                                    self._ops.workspace()) if whole else None
         return result
 
     def _try(self, known: Recording, forward: Forward, batch: Batch, kv: Sequence[KVLayer]) -> Tensor:
@@ -93,7 +96,7 @@ class Replay:
         return result
 
     def _replay(self, known: Recording, batch: Batch) -> Tensor:
-        ids = batch.ids if batch.ids.dtype == torch.int64 and batch.ids.is_contiguous() else batch.ids.to(torch.int64).contiguous()
+        ids = batch.ids.to(torch.int64).contiguous()           # itself, where it is that already
         self._ops.bind(batch)
         for at in known.ids_at:
             known.program[at] = ids.data_ptr()

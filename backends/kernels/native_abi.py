@@ -60,7 +60,8 @@ def open_library(path: Path) -> ctypes.CDLL:
     lib.gainz_pack.restype = None
     lib.gainz_pack.argtypes = (pointer_type, pointer_type, word, word, word, pointer_type, word, word, pointer_type)
     if lib.gainz_abi() != ABI:
-        raise MissingRequirement("The native kernels are of another version.", file=str(path), found=lib.gainz_abi(), wanted=ABI)
+        raise MissingRequirement("The native kernels are of another version.", file=str(path), found=lib.gainz_abi(),
+                                 wanted=ABI)
     return lib
 
 
@@ -75,7 +76,8 @@ class Context:
         self._lib = open_library(path)
         self._handle = self._lib.gainz_open(threads)
         if not self._handle:
-            raise MissingRequirement("This processor cannot run the native kernels that were built.", file=path.name, threads=threads)
+            raise MissingRequirement("This processor cannot run the native kernels that were built.", file=path.name,
+                                     threads=threads)
         self.isa = self._lib.gainz_isa(self._handle).decode()
         self._line = array("q", [0] * WORDS)
         self._at = address(self._line)

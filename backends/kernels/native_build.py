@@ -73,7 +73,7 @@ def library(isa: str = "", cache: Path | None = None, flags: tuple[str, ...] | N
 
 
 def usable() -> list[str]:
-    """The instruction sets this processor has, best first. What it cannot tell, the library itself asks again when opened."""
+    """The instruction sets this processor has, best first. The library itself asks again when opened."""
     has = features()
     return [name for name, isa in ISAS.items() if isa.needs <= has]
 
@@ -87,7 +87,8 @@ def features() -> frozenset[str]:
     if sys.platform == "darwin" and platform.machine() == "arm64":
         return ISAS["neon"].needs                              # every one of them has it
     if sys.platform == "darwin":
-        done = subprocess.run(["sysctl", "-n", "machdep.cpu.features", "machdep.cpu.leaf7_features"], capture_output=True, text=True,
+        done = subprocess.run(["sysctl", "-n", "machdep.cpu.features", "machdep.cpu.leaf7_features"], capture_output=True,
+                              text=True,
                               timeout=TIMEOUT, check=False)
         return frozenset(done.stdout.lower().replace("avx512", "avx512_").replace("avx512_f", "avx512f").split())
     return frozenset()
@@ -114,7 +115,7 @@ def toolchain() -> Toolchain:
         if shutil.which(command[0]):
             return Toolchain(command, _version(command))
     raise MissingRequirement("The native kernels need a C++ compiler and none was found.", looked_for=", ".join(names),
-                             remedy="Install g++ or clang++ (Debian, Ubuntu: `apt install g++`; macOS: `xcode-select --install`).")
+                             remedy="Install g++ or clang++ (Debian: `apt install g++`; macOS: `xcode-select --install`).")
 
 
 def _version(command: tuple[str, ...]) -> str:
@@ -157,11 +158,13 @@ def build(tools: Toolchain, isa: str, flags: tuple[str, ...], path: Path) -> Non
         path.parent.mkdir(parents=True, exist_ok=True)
         work = Path(tempfile.mkdtemp(prefix="build-", dir=path.parent))
     except OSError as error:
-        raise MissingRequirement("The native kernels have no folder to be built in.", folder=str(path.parent), error=str(error),
+        raise MissingRequirement("The native kernels have no folder to be built in.", folder=str(path.parent),
+                                 error=str(error),
                                  remedy="Make the folder writable, or set XDG_CACHE_HOME.") from error
     try:
         define = f"-DGAINZ_{isa.upper()}"
-        jobs = [("api.cpp", ("-O2", define)), ("pool.cpp", ("-O2",)), (f"isa_{isa}.cpp", ("-O3" if isa == "avx512" else "-O2", *flags))]
+        jobs = [("api.cpp", ("-O2", define)), ("pool.cpp", ("-O2",)),
+                (f"isa_{isa}.cpp", ("-O3" if isa == "avx512" else "-O2", *flags))]
         extra = tuple(flag for flag in flags if flag.startswith("-D"))
         with ThreadPoolExecutor(max_workers=len(jobs)) as pool:
             objects = list(pool.map(lambda job: _compile(tools, work, job[0], (*job[1], *extra)), jobs))
@@ -185,4 +188,4 @@ def _run(command: list[str], what: str) -> None:
         raise MissingRequirement("Building the native kernels took too long.", step=what, seconds=TIMEOUT) from error
     if done.returncode:
         raise MissingRequirement("The native kernels could not be built with this compiler.", step=what, command=command[0],
-                                 said=done.stderr.strip()[-600:], remedy="Install a newer g++ (10 or later) or clang++ (12 or later).")
+                                 said=done.stderr.strip()[-600:], remedy="Install g++ 10 or later, or clang++ 12.")

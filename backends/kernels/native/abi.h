@@ -18,8 +18,10 @@ enum Offset : int64_t { CENTER = 0, ZERO = 1, BIAS = 2 };   // zero = 2^(bits-1)
 enum Glu : int64_t { SILU = 0, GELU_TANH = 1, GELU = 2 };
 enum Op : int64_t { EMBED, NORM, ACT, MATMUL, NORM_ADD, GLU, ATTEND, LOGITS, OPS };
 
-// Quantized: codes [n/16][k/32][16 * 32 * bits / 8] where a 64-byte line holds, for 16 rows, 4 codes of 8 bits, or 8 of 4 bits:
-// k … k+3 in the low nibbles, k+4 … k+7 in the high ones. scale, offset: [n/16][groups][16]. Dense: codes is [n, k] of `type`.
+// Quantized: codes [n/16][k/32][16 * 32 * bits / 8] where a 64-byte line holds, for 16 rows, 4 codes of 8 bits, or 8 of 4
+// bits:
+// k … k+3 in the low nibbles, k+4 … k+7 in the high ones. scale, offset: [n/16][groups][16]. Dense: codes is [n, k] of
+// `type`.
 struct Linear {
     const uint8_t* codes; const void* scale; const void* offset; const float* bias;
     const int32_t* gather;          // [padded] input feature of each packed column, -1 = nothing; null = in order

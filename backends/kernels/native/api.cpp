@@ -56,7 +56,8 @@ char* Scratch::need(size_t bytes) {
 static const Kernels* kernels() {
 #if defined(GAINZ_AVX512) || defined(GAINZ_AVXVNNI) || defined(GAINZ_AVX2)
     const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && f16c();
-    const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq")
+    const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512dq")
                      && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
     (void)avx512;
 #if defined(GAINZ_AVX512)
@@ -76,7 +77,8 @@ static const Kernels* kernels() {
 }
 
 // bytes of [n, k] codes → a packed block of 16 rows; columns beyond k or rows beyond n are zeros
-static void pack_block(const uint8_t* codes, int64_t n, int64_t k, int64_t padded, const int32_t* gather, int64_t bits, int shift,
+static void pack_block(const uint8_t* codes, int64_t n, int64_t k, int64_t padded, const int32_t* gather, int64_t bits,
+                       int shift,
                        int64_t nb, uint8_t* out) {
     const int64_t line = bits == 4 ? 8 : 4;
     std::memset(out, 0, static_cast<size_t>(padded * LANES * bits / 8));
@@ -137,7 +139,8 @@ API int gainz_run(Context* c, const int64_t* program, int64_t count) {
     return 0;
 }
 
-API void gainz_pack(Context* c, const uint8_t* codes, int64_t n, int64_t k, int64_t padded, const int32_t* gather, int64_t bits,
+API void gainz_pack(Context* c, const uint8_t* codes, int64_t n, int64_t k, int64_t padded, const int32_t* gather,
+                    int64_t bits,
                     int64_t shift, uint8_t* out) {
     auto job = [&](int64_t nb, int) {
         pack_block(codes, n, k, padded, gather, bits, static_cast<int>(shift), nb, out + nb * padded * LANES * bits / 8);

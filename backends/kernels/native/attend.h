@@ -75,7 +75,8 @@ static void attend(Context& c, const int64_t* w) {
            ceil_div(spec.head_dim, 16) * 16, ceil_div(kv.value_width, 16) * 16};
     const int64_t rows = w[1], per = most(1, MAX_QUERIES / t.group);
     const int64_t most_tiles = rows / per + batch.sequences;
-    const size_t for_tiles = static_cast<size_t>(most_tiles) * sizeof(Tile), for_q = static_cast<size_t>(rows * spec.heads * t.key) * 4;
+    const size_t for_tiles = static_cast<size_t>(most_tiles) * sizeof(Tile),
+        for_q = static_cast<size_t>(rows * spec.heads * t.key) * 4;
     Tile* tiles = (Tile*)c.shared.need(for_tiles);
     const int64_t count = make_tiles(t, per, tiles);
     const bool splitting = count * spec.kv_heads < 8 * c.threads;
@@ -94,7 +95,8 @@ static void attend(Context& c, const int64_t* w) {
     each_row(c, rows, (spec.heads + 2 * spec.kv_heads) * spec.head_dim, [&](int64_t r) { place(t, r); });
     if (splitting) split(c, t, tiles, count, work * t.key < 40000);
     else {
-        auto job = [&](int64_t i, int thread) { whole(t, tiles[count - 1 - i / spec.kv_heads], i % spec.kv_heads, c.own[thread]); };
+        auto job = [&](int64_t i, int thread) { whole(t, tiles[count - 1 - i / spec.kv_heads], i % spec.kv_heads,
+                                                      c.own[thread]); };
         parallel(*c.pool, count * spec.kv_heads, job);
     }
     each_row(c, rows, out.k, [&](int64_t r) { quantize(out, r); });

@@ -1,4 +1,5 @@
-// Attention over pages: place (head norm, rotation, writing K and V), partial softmax over chunks of 128 tokens, combination.
+// Attention over pages: place (head norm, rotation, writing K and V), partial softmax over chunks of 128 tokens,
+// combination.
 // Chunks are counted from the sequence's start and combined in order, so a row's bits depend on its position alone: not on
 // how a prompt was cut, nor on which rows share a tile, nor on how many threads there are.
 #pragma once
@@ -65,7 +66,8 @@ static inline void place(const Task& t, int64_t r) {
     const KV& kv = t.kv;
     const int64_t width = s.head_dim, all = s.heads + 2 * s.kv_heads, slot = t.batch.slots[r];
     const float *cos = nullptr, *sin = nullptr;
-    if (s.rope >= 0) { cos = t.batch.cos + (s.rope * t.batch.rows + r) * t.batch.half; sin = t.batch.sin + (s.rope * t.batch.rows + r) * t.batch.half; }
+    if (s.rope >= 0) { cos = t.batch.cos + (s.rope * t.batch.rows + r) * t.batch.half; sin = t.batch.sin
+                      + (s.rope * t.batch.rows + r) * t.batch.half; }
     for (int64_t h = 0; h < all; h++) {
         const float* from = t.qkv + (r * all + h) * width;
         const bool query = h < s.heads, value = h >= s.heads + s.kv_heads;
@@ -86,105 +88,11 @@ static inline void place(const Task& t, int64_t r) {
     }
 }
 
-// ------------------------------------------------------------------------------------------------ one page
-// `tokens` rows of one head's page as floats [16, padded], the rest zeros: what lies there is nobody's
-template <class T> static inline void widen_rows(const T* page, int64_t width, int64_t padded, int64_t tokens, float* out) {
-    for (int64_t t = 0; t < 16; t++)
-        for (int64_t i = 0; i < padded; i += W) {
-            const int n = static_cast<int>(least(W, width - i));
-            store(out + t * padded + i, t >= tokens || n <= 0 ? zero() : n == W ? load(page + t * width + i) : load_n(page + t * width + i, n));
-        }
-}
+}  // namespace GAINZ_NS
 
-// Keys of a page as columns [padded][16]. Lanes of tokens beyond the last are garbage or zeros, and masked later.
-template <class T> static inline void key_columns(const Task& t, int64_t at, int64_t tokens, float* page, float* columns) {
-    const T* from = (const T*)t.kv.k + at * t.kv.key_width;
-    if (narrow_columns(from, t.kv.key_width, columns)) return;
-    widen_rows(from, t.kv.key_width, t.key, tokens, page);
-    transpose16(page, t.key, t.key, columns);
-}
+#include "pages.h"
 
-// scores of QB queries with the 16 tokens of a page, columns [padded][16]
-template <int QB> static inline void score(const float* const* q, const float* columns, int64_t padded, float* const* out) {
-    for (int part = 0; part < 16 / W; part++) {
-        vf s[QB][4];
-        for (int i = 0; i < QB; i++) for (int j = 0; j < 4; j++) s[i][j] = zero();
-        for (int64_t d = 0; d < padded; d += 4)
-#pragma GCC unroll 4
-            for (int j = 0; j < 4; j++) {
-                const vf k = load(columns + (d + j) * 16 + part * W);
-#pragma GCC unroll 4
-                for (int i = 0; i < QB; i++) s[i][j] = fma(set1(q[i][d + j]), k, s[i][j]);
-            }
-        for (int i = 0; i < QB; i++) store(out[i] + part * W, add(add(s[i][0], s[i][1]), add(s[i][2], s[i][3])));
-    }
-}
-
-// QB accumulators += weighted rows, token by token; get(token, column) is a vector of a row
-template <int QB, int C, class Get> static inline void mix_columns(const float* const* p, int64_t c, int64_t tokens, float* const* acc, const Get& get) {
-    vf a[QB][C];
-#pragma GCC unroll 4
-    for (int i = 0; i < QB; i++)
-#pragma GCC unroll 4
-        for (int j = 0; j < C; j++) a[i][j] = load(acc[i] + c + j * W);
-    for (int64_t t = 0; t < tokens; t++) {
-        vf v[C];
-#pragma GCC unroll 4
-        for (int j = 0; j < C; j++) v[j] = get(t, c + j * W);
-#pragma GCC unroll 4
-        for (int i = 0; i < QB; i++) {
-            const vf w = set1(p[i][t]);
-#pragma GCC unroll 4
-            for (int j = 0; j < C; j++) a[i][j] = fma(w, v[j], a[i][j]);
-        }
-    }
-#pragma GCC unroll 4
-    for (int i = 0; i < QB; i++)
-#pragma GCC unroll 4
-        for (int j = 0; j < C; j++) store(acc[i] + c + j * W, a[i][j]);
-}
-
-template <int QB, class Get> static inline void mix(const float* const* p, int64_t padded, int64_t tokens, float* const* acc, const Get& get) {
-    constexpr int WIDE = W == 16 ? 4 : 2;                      // as many columns as the registers hold
-    int64_t c = 0;
-    for (; c + WIDE * W <= padded; c += WIDE * W) mix_columns<QB, WIDE>(p, c, tokens, acc, get);
-    for (; c < padded; c += W) mix_columns<QB, 1>(p, c, tokens, acc, get);
-}
-
-template <class Get> static inline void mix_all(float* const* p, int64_t queries, int64_t offset, int64_t padded, int64_t tokens,
-                                                float* const* acc, const Get& get) {
-    for (int64_t i = 0; i < queries;) {
-        const float* w[4];
-        const int64_t n = least(4, queries - i);
-        for (int64_t j = 0; j < n; j++) w[j] = p[i + j] + offset;
-        if (n == 4) mix<4>(w, padded, tokens, acc + i, get);
-        else if (n == 3) mix<3>(w, padded, tokens, acc + i, get);
-        else if (n == 2) mix<2>(w, padded, tokens, acc + i, get);
-        else mix<1>(w, padded, tokens, acc + i, get);
-        i += n;
-    }
-}
-
-// Values of a page, weighted. Few queries read the page as it lies, many a widened copy: the same numbers.
-template <class T> static inline void add_values(const Task& t, int64_t at, int64_t tokens, float* const* p, int64_t queries, int64_t offset,
-                                                 float* const* acc, float* page) {
-    const int64_t width = t.kv.value_width, padded = t.value;
-    const T* from = (const T*)t.kv.v + at * width;
-    const float *scale = t.kv.v_scale + at, *low = t.kv.v_low + at;
-    const auto direct = [&](int64_t k, int64_t c) {
-        const vf v = load(from + k * width + c);
-        return sizeof(T) == 1 ? fma(v, set1(scale[k]), set1(low[k])) : v;
-    };
-    if (queries <= 4 && width == padded) return mix_all(p, queries, offset, padded, tokens, acc, direct);
-    widen_rows(from, width, padded, tokens, page);
-    if (sizeof(T) == 1)
-        for (int64_t k = 0; k < tokens; k++)
-            for (int64_t c = 0; c < padded; c += W) {
-                float* y = page + k * padded + c;
-                store(y, fma(load(y), set1(scale[k]), set1(low[k])));
-            }
-    mix_all(p, queries, offset, padded, tokens, acc, [&](int64_t k, int64_t c) { return load(page + k * padded + c); });
-}
+namespace GAINZ_NS {
 
 // ------------------------------------------------------------------------------------------------ one chunk
 // scores → weights in place over the tokens [lo, hi) of a chunk, zeros elsewhere; returns maximum and sum
@@ -224,25 +132,30 @@ static inline void combine(float* state, const float* next, int64_t value) {
     const float top = state[0] > next[0] ? state[0] : next[0], a = exp1(state[0] - top), b = exp1(next[0] - top);
     state[1] = state[1] * a + next[1] * b;
     state[0] = top;
-    for (int64_t i = 16; i < value + 16; i += W) store(state + i, fma(load(state + i), set1(a), mul(load(next + i), set1(b))));
+    for (int64_t i = 16; i < value + 16; i += W) store(state + i, fma(load(state + i), set1(a),
+                                                                      mul(load(next + i), set1(b))));
 }
 
-struct Room { float *page, *columns, *scores, *parts; };     // one thread's: [16 w], [16 w], [queries, 128 + 16], [queries, state]
+// one thread's: [16 w], [16 w], [queries, 128 + 16], [queries, state]
+struct Room { float *page, *columns, *scores, *parts; };
 
 static inline Room room(Scratch& s, const Task& t) {
     const int64_t width = most(t.key, t.value);
-    float* p = (float*)s.need(static_cast<size_t>(width * 32 + MAX_QUERIES * (PAGE_CHUNK + 16) + MAX_QUERIES * t.state()) * 4);
+    float* p = (float*)s.need(static_cast<size_t>(width * 32 + MAX_QUERIES * (PAGE_CHUNK + 16)
+                                                  + MAX_QUERIES * t.state()) * 4);
     return Room{p, p + width * 16, p + width * 32, p + width * 32 + MAX_QUERIES * (PAGE_CHUNK + 16)};
 }
 
 // partial sums of a tile's queries over one chunk, into out[query] (state() floats each)
-template <class T> static void chunk_of(const Task& t, const Tile& tile, int64_t head, int64_t chunk, Room& room, float* const* out) {
+template <class T> static void chunk_of(const Task& t, const Tile& tile, int64_t head, int64_t chunk, Room& room,
+                                        float* const* out) {
     const Spec& s = t.spec;
     const KV& kv = t.kv;
     const int64_t queries = tile.rows * t.group, from = chunk * PAGE_CHUNK;
     const int64_t last = t.batch.positions[tile.row + tile.rows - 1];               // the tile's last row sees furthest
     const int64_t length = least(PAGE_CHUNK, last + 1 - from), pages = ceil_div(length, 16), padded = pages * 16;
-    const int64_t seen = s.window ? most(0, t.batch.positions[tile.row] - s.window + 1 - from) / 16 : 0;   // pages nobody sees
+    // pages nobody sees
+    const int64_t seen = s.window ? most(0, t.batch.positions[tile.row] - s.window + 1 - from) / 16 : 0;
     const int32_t* table = t.batch.pages + tile.sequence * t.batch.page_stride + from / kv.page;
     const float* q[MAX_QUERIES];
     float *p[MAX_QUERIES], *acc[MAX_QUERIES];

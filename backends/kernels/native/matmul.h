@@ -77,7 +77,8 @@ static void quantized(Context& c, const Act& act, const Linear& w, int64_t rows,
     const int64_t blocks = ceil_div(w.n, LANES), threads = c.pool->threads();
     // a few chunks for each thread, so that a core that somebody borrowed does not hold up the others
     const int64_t each = most(1, blocks / (threads * 6)), chunks = ceil_div(blocks, each);
-    const int64_t band = most(TILE, least(rows, (384 << 10) / w.padded / TILE * TILE));   // activations that stay in the L2 cache
+    // activations that stay in the L2 cache
+    const int64_t band = most(TILE, least(rows, (384 << 10) / w.padded / TILE * TILE));
     auto job = [&](int64_t chunk, int) {
         for (int64_t from = 0; from < rows; from += band)
             for (int64_t nb = chunk * each; nb < least(blocks, (chunk + 1) * each); nb++)
@@ -88,7 +89,8 @@ static void quantized(Context& c, const Act& act, const Linear& w, int64_t rows,
 
 // N weight rows of a dense matrix against M rows, one accumulator for each pair
 template <class T, int N, int M>
-static inline void dense_tile(const Linear& w, int64_t n0, const Act& a, const int64_t* rows, int64_t count, const Target& t) {
+static inline void dense_tile(const Linear& w, int64_t n0, const Act& a, const int64_t* rows, int64_t count, const Target&
+                              t) {
     const T* p[N];
     const float* x[M];
     vf acc[N][M];
@@ -109,7 +111,8 @@ static inline void dense_tile(const Linear& w, int64_t n0, const Act& a, const i
     }
     if (i < w.k) {
         const int left = static_cast<int>(w.k - i);
-        for (int n = 0; n < N; n++) for (int m = 0; m < M; m++) acc[n][m] = fma(load_n(p[n] + i, left), load_n(x[m] + i, left), acc[n][m]);
+        for (int n = 0; n < N; n++) for (int m = 0; m < M; m++) acc[n][m] = fma(load_n(p[n] + i, left),
+            load_n(x[m] + i, left), acc[n][m]);
     }
     for (int n = 0; n < N && n0 + n < w.n; n++)
         for (int m = 0; m < M && m < count; m++) {
@@ -120,7 +123,8 @@ static inline void dense_tile(const Linear& w, int64_t n0, const Act& a, const i
         }
 }
 
-template <class T> static void dense_rows(const Linear& w, int64_t n0, int64_t n1, const Act& a, int64_t rows, const Target& t) {
+template <class T> static void dense_rows(const Linear& w, int64_t n0, int64_t n1, const Act& a, int64_t rows,
+                                          const Target& t) {
     for (int64_t m0 = 0; m0 < rows; m0 += 4) {
         int64_t r[4];
         const int64_t count = least(4, rows - m0);
@@ -134,7 +138,8 @@ template <class T> static void dense_rows(const Linear& w, int64_t n0, int64_t n
 }
 
 static void dense(Context& c, const Act& a, const Linear& w, int64_t rows, const Target& t) {
-    const int64_t each = most(1, least(16, w.n / (c.pool->threads() * 24))) * 4;        // rows of a chunk stay in the L1/L2 cache
+    // rows of a chunk stay in the L1/L2 cache
+    const int64_t each = most(1, least(16, w.n / (c.pool->threads() * 24))) * 4;
     auto job = [&](int64_t chunk, int) {
         const int64_t n0 = chunk * each, n1 = least(w.n, n0 + each);
         if (w.type == F32) dense_rows<float>(w, n0, n1, a, rows, t);
@@ -178,11 +183,13 @@ template <class T> static inline float one(const T* p) {
 static inline float element(const Linear& w, int64_t row, int64_t column) {
     const int64_t nb = row / LANES, lane = row % LANES, group = column / (w.segment == 16 ? 16 : w.blocks * BLOCK);
     const uint8_t* block = w.codes + nb * w.padded * LANES * w.bits / 8;
-    const uint8_t byte = w.bits == 8 ? block[column / 4 * 64 + lane * 4 + column % 4] : block[column / 8 * 64 + lane * 4 + column % 4];
+    const uint8_t byte = w.bits == 8 ? block[column / 4 * 64 + lane * 4 + column % 4] :
+        block[column / 8 * 64 + lane * 4 + column % 4];
     const float code = w.bits == 8 ? byte : (column % 8 < 4 ? byte & 15 : byte >> 4);
     const int64_t at = (nb * w.groups + group) * LANES + lane;
     const float scale = w.wide ? ((const float*)w.scale)[at] : one((const half*)w.scale + at);
-    if (w.offset_kind == BIAS) return code * scale + (w.wide ? ((const float*)w.offset)[at] : one((const half*)w.offset + at));
+    if (w.offset_kind == BIAS) return code * scale + (w.wide ? ((const float*)w.offset)[at] :
+                                                      one((const half*)w.offset + at));
     return (code - (w.offset_kind == ZERO ? ((const uint8_t*)w.offset)[at] : w.bits == 8 ? 128.f : 8.f)) * scale;
 }
 

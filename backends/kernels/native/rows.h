@@ -66,7 +66,8 @@ static inline float inverse_rms(const float* x, int64_t k, float eps) {
 static inline void scaled(const float* x, float r, const float* weight, float* y, int64_t k, bool adding) {
     for (int64_t i = 0; i < k; i += W) {
         const int n = static_cast<int>(least(W, k - i));
-        const vf v = mul(mul(n == W ? load(x + i) : load_n(x + i, n), set1(r)), n == W ? load(weight + i) : load_n(weight + i, n));
+        const vf v = mul(mul(n == W ? load(x + i) : load_n(x + i, n), set1(r)), n == W ? load(weight + i) :
+                         load_n(weight + i, n));
         if (n == W) store(y + i, adding ? add(load(y + i), v) : v);
         else store_n(y + i, adding ? add(load_n(y + i, n), v) : v, n);
     }

@@ -39,13 +39,16 @@ static inline float largest(vf v) {
     s = _mm_max_ps(s, _mm_movehl_ps(s, s));
     return _mm_cvtss_f32(_mm_max_ss(s, _mm_movehdup_ps(s)));
 }
-static inline vf power(__m256i n) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(127)), 23)); }
+static inline vf power(__m256i n) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n,
+    _mm256_set1_epi32(127)), 23)); }
 static inline vf scale2(vf a, vf n) {          // a * 2^n in two steps: 2^128 is no float
     const __m256i i = _mm256_cvtps_epi32(n), h = _mm256_srai_epi32(i, 1);
     return mul(mul(a, power(h)), power(_mm256_sub_epi32(i, h)));
 }
 
-static inline vf load(const uint8_t* p) { return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p))); }
+static inline vf load(const uint8_t* p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p)));
+}
 static inline vf load(const half* p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)); }
 static inline vf load(const bfloat* p) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16));
@@ -88,7 +91,8 @@ static inline void quantize32(const float* x, int8_t* q, float* scale, int32_t* 
     const vf inverse = set1(most_value > 1e-30f ? 127.f / most_value : 0.f);
     for (int k = 0; k < 4; k++) i[k] = _mm256_cvtps_epi32(mul(v[k], inverse));
     const __m256i a = _mm256_packs_epi32(i[0], i[1]), b = _mm256_packs_epi32(i[2], i[3]);
-    _mm256_storeu_si256((__m256i*)q, _mm256_permutevar8x32_epi32(_mm256_packs_epi16(a, b), _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)));
+    _mm256_storeu_si256((__m256i*)q, _mm256_permutevar8x32_epi32(_mm256_packs_epi16(a, b),
+                                                                 _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)));
     sums[0] = total(_mm256_add_epi32(i[0], i[1]));
     sums[1] = total(_mm256_add_epi32(i[2], i[3]));
 }
@@ -99,7 +103,8 @@ static inline void transpose16(const float* rows, int64_t stride, int64_t width,
         for (int64_t c = 0; c < width; c += 8) {
             vf r[8], t[8];
             for (int i = 0; i < 8; i++) r[i] = load(rows + (part + i) * stride + c);
-            for (int i = 0; i < 8; i += 2) { t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]); t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]); }
+            for (int i = 0; i < 8; i += 2) { t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
+                                            t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]); }
             for (int i = 0; i < 8; i += 4)
                 for (int j = 0; j < 2; j++) {
                     r[i + 2 * j] = _mm256_shuffle_ps(t[i + j], t[i + j + 2], 0x44);
@@ -124,7 +129,8 @@ struct Sum {
     __m256i done8() const { return v; }
 };
 #else
-struct Sum {   // 4 bits: eight products of at most 2 * 15 * 127 fit 16 bits. 8 bits: widened first, since pairs would saturate.
+// 4 bits: eight products of at most 2 * 15 * 127 fit 16 bits. 8 bits: widened first, since pairs would saturate.
+struct Sum {
     __m256i v = _mm256_setzero_si256(), w = _mm256_setzero_si256();
     void four(__m256i codes, int32_t x) { v = _mm256_add_epi16(v, _mm256_maddubs_epi16(codes, _mm256_set1_epi32(x))); }
     void eight(__m256i codes, int32_t x) {

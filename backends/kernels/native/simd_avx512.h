@@ -28,7 +28,9 @@ static inline float sum(vf v) { return _mm512_reduce_add_ps(v); }
 static inline float largest(vf v) { return _mm512_reduce_max_ps(v); }
 static inline vf scale2(vf a, vf n) { return _mm512_scalef_ps(a, n); }      // a * 2^n
 
-static inline vf load(const uint8_t* p) { return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p))); }
+static inline vf load(const uint8_t* p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)));
+}
 static inline vf load_n(const uint8_t* p, int n) {
     return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(head(n), p)));
 }
@@ -69,7 +71,8 @@ static inline void quantize32(const float* x, int8_t* q, float* scale, int32_t* 
 static inline void transpose_block(const float* rows, int64_t stride, __m512* r) {
     __m512 t[16];
     for (int i = 0; i < 16; i++) r[i] = _mm512_loadu_ps(rows + i * stride);
-    for (int i = 0; i < 16; i += 2) { t[i] = _mm512_unpacklo_ps(r[i], r[i + 1]); t[i + 1] = _mm512_unpackhi_ps(r[i], r[i + 1]); }
+    for (int i = 0; i < 16; i += 2) { t[i] = _mm512_unpacklo_ps(r[i], r[i + 1]);
+                                     t[i + 1] = _mm512_unpackhi_ps(r[i], r[i + 1]); }
     for (int i = 0; i < 16; i += 4) {
         r[i] = _mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(t[i]), _mm512_castps_pd(t[i + 2])));
         r[i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(t[i]), _mm512_castps_pd(t[i + 2])));
@@ -78,11 +81,13 @@ static inline void transpose_block(const float* rows, int64_t stride, __m512* r)
     }
     for (int i = 0; i < 4; i++) {
         t[i] = _mm512_shuffle_f32x4(r[i], r[i + 4], 0x88); t[i + 4] = _mm512_shuffle_f32x4(r[i], r[i + 4], 0xdd);
-        t[i + 8] = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0x88); t[i + 12] = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0xdd);
+        t[i + 8] = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0x88); t[i + 12] = _mm512_shuffle_f32x4(r[i + 8], r[i + 12],
+            0xdd);
     }
     for (int i = 0; i < 4; i++) {
         r[i] = _mm512_shuffle_f32x4(t[i], t[i + 8], 0x88); r[i + 8] = _mm512_shuffle_f32x4(t[i], t[i + 8], 0xdd);
-        r[i + 4] = _mm512_shuffle_f32x4(t[i + 4], t[i + 12], 0x88); r[i + 12] = _mm512_shuffle_f32x4(t[i + 4], t[i + 12], 0xdd);
+        r[i + 4] = _mm512_shuffle_f32x4(t[i + 4], t[i + 12], 0x88); r[i + 12] = _mm512_shuffle_f32x4(t[i + 4], t[i + 12],
+            0xdd);
     }
 }
 
@@ -110,7 +115,8 @@ static inline bool narrow_columns(const half* page, int64_t width, float* column
         for (int i = 0; i < 16; i++) {
             const __m512i v = _mm512_castps_si512(r[i]);
             _mm512_storeu_ps(columns + (c + 2 * i) * 16, _mm512_cvtph_ps(_mm512_cvtepi32_epi16(v)));
-            _mm512_storeu_ps(columns + (c + 2 * i + 1) * 16, _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(v, 16))));
+            _mm512_storeu_ps(columns + (c + 2 * i + 1) * 16, _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(v,
+                16))));
         }
     }
     return true;
@@ -124,7 +130,8 @@ static inline bool narrow_columns(const bfloat* page, int64_t width, float* colu
         for (int i = 0; i < 16; i++) {
             const __m512i v = _mm512_castps_si512(r[i]);
             _mm512_storeu_si512(columns + (c + 2 * i) * 16, _mm512_slli_epi32(v, 16));
-            _mm512_storeu_si512(columns + (c + 2 * i + 1) * 16, _mm512_and_si512(v, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
+            _mm512_storeu_si512(columns + (c + 2 * i + 1) * 16, _mm512_and_si512(v,
+                _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
         }
     }
     return true;
@@ -180,7 +187,8 @@ static inline void tile(const Linear& w, int64_t nb, const Act& act, const int64
         left--;
         __m512i ia[M];
         for (int m = 0; m < M; m++)
-            ia[m] = !centred ? _mm512_setzero_si512() : BITS == 4 ? _mm512_set1_epi32(debt[m][s]) : _mm512_slli_epi32(_mm512_set1_epi32(debt[m][s]), 4);
+            ia[m] = !centred ? _mm512_setzero_si512() : BITS == 4 ? _mm512_set1_epi32(debt[m][s]) :
+                _mm512_slli_epi32(_mm512_set1_epi32(debt[m][s]), 4);
         _mm_prefetch((const char*)code + 3072, _MM_HINT_T0);
         if (LINES > 1) _mm_prefetch((const char*)code + 3072 + 64, _MM_HINT_T0);
         if (LINES > 2) _mm_prefetch((const char*)code + 3072 + 128, _MM_HINT_T0);
@@ -191,12 +199,15 @@ static inline void tile(const Linear& w, int64_t nb, const Act& act, const int64
             if (BITS == 4) {
                 const __m512i lo = _mm512_and_si512(line, low), hi = _mm512_and_si512(_mm512_srli_epi16(line, 4), low);
 #pragma GCC unroll 16
-                for (int m = 0; m < M; m++) ia[m] = _mm512_dpbusd_epi32(ia[m], lo, _mm512_set1_epi32(x[m][s * (SEG / 4) + 2 * j]));
+                for (int m = 0; m < M; m++) ia[m] = _mm512_dpbusd_epi32(ia[m], lo,
+                    _mm512_set1_epi32(x[m][s * (SEG / 4) + 2 * j]));
 #pragma GCC unroll 16
-                for (int m = 0; m < M; m++) ia[m] = _mm512_dpbusd_epi32(ia[m], hi, _mm512_set1_epi32(x[m][s * (SEG / 4) + 2 * j + 1]));
+                for (int m = 0; m < M; m++) ia[m] = _mm512_dpbusd_epi32(ia[m], hi,
+                    _mm512_set1_epi32(x[m][s * (SEG / 4) + 2 * j + 1]));
             } else {
 #pragma GCC unroll 16
-                for (int m = 0; m < M; m++) ia[m] = _mm512_dpbusd_epi32(ia[m], line, _mm512_set1_epi32(x[m][s * (SEG / 4) + j]));
+                for (int m = 0; m < M; m++) ia[m] = _mm512_dpbusd_epi32(ia[m], line,
+                    _mm512_set1_epi32(x[m][s * (SEG / 4) + j]));
             }
         }
 #pragma GCC unroll 16

@@ -70,8 +70,10 @@ static inline void quantize32(const float* x, int8_t* q, float* scale, int32_t* 
     const vf inverse = set1(most_value > 1e-30f ? 127.f / most_value : 0.f);
     for (int part = 0; part < 2; part++) {
         int32x4_t i[4], total = vdupq_n_s32(0);
-        for (int k = 0; k < 4; k++) { i[k] = vcvtnq_s32_f32(mul(load(x + 16 * part + 4 * k), inverse)); total = vaddq_s32(total, i[k]); }
-        const int16x8_t a = vcombine_s16(vmovn_s32(i[0]), vmovn_s32(i[1])), b = vcombine_s16(vmovn_s32(i[2]), vmovn_s32(i[3]));
+        for (int k = 0; k < 4; k++) { i[k] = vcvtnq_s32_f32(mul(load(x + 16 * part + 4 * k), inverse));
+                                     total = vaddq_s32(total, i[k]); }
+        const int16x8_t a = vcombine_s16(vmovn_s32(i[0]), vmovn_s32(i[1])),
+            b = vcombine_s16(vmovn_s32(i[2]), vmovn_s32(i[3]));
         vst1q_s8(q + 16 * part, vcombine_s8(vmovn_s16(a), vmovn_s16(b)));
         sums[part] = vaddvq_s32(total);
     }
@@ -125,7 +127,8 @@ static inline void tile(const Linear& w, int64_t nb, const Act& act, const int64
         for (int j = 0; j < LINES; j++, code += 64)
             for (int k = 0; k < Q; k++) {
                 const uint8x16_t line = vld1q_u8(code + 16 * k);
-                const int8x16_t lo = vreinterpretq_s8_u8(BITS == 4 ? vandq_u8(line, vdupq_n_u8(15)) : veorq_u8(line, vdupq_n_u8(128)));
+                const int8x16_t lo = vreinterpretq_s8_u8(BITS == 4 ? vandq_u8(line, vdupq_n_u8(15)) :
+                                                         veorq_u8(line, vdupq_n_u8(128)));
                 const int8x16_t hi = vreinterpretq_s8_u8(vshrq_n_u8(line, 4));
                 for (int m = 0; m < M; m++) {
                     const int32_t* x = (const int32_t*)(act.q + rows[m] * w.padded + s * SEG) + (BITS == 4 ? 2 * j : j);

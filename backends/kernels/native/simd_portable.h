@@ -34,7 +34,8 @@ static inline float power(int n) {
     return f;
 }
 static inline vf scale2(vf a, vf n) {
-    GAINZ_LANES { const int k = n.v[i] == n.v[i] ? static_cast<int>(n.v[i]) : 0; a.v[i] = a.v[i] * power(k / 2) * power(k - k / 2); }
+    GAINZ_LANES { const int k = n.v[i] == n.v[i] ? static_cast<int>(n.v[i]) : 0;
+                 a.v[i] = a.v[i] * power(k / 2) * power(k - k / 2); }
     return a;
 }
 
@@ -49,11 +50,13 @@ static inline float number(half h) {           // by the exponent's place, subno
     __builtin_memcpy(&f, &u, 4);
     return f;
 }
-static inline float number(bfloat b) { const uint32_t u = static_cast<uint32_t>(b.bits) << 16; float f; __builtin_memcpy(&f, &u, 4); return f; }
+static inline float number(bfloat b) { const uint32_t u = static_cast<uint32_t>(b.bits) << 16; float f;
+                                      __builtin_memcpy(&f, &u, 4); return f; }
 static inline float number(uint8_t b) { return b; }
 static inline float number(float f) { return f; }
 template <class T> static inline vf load(const T* p) { vf r; GAINZ_LANES r.v[i] = number(p[i]); return r; }
-template <class T> static inline vf load_n(const T* p, int n) { vf r; GAINZ_LANES r.v[i] = i < n ? number(p[i]) : 0.f; return r; }
+template <class T> static inline vf load_n(const T* p, int n) { vf r; GAINZ_LANES r.v[i] = i < n ? number(p[i]) : 0.f;
+                                                               return r; }
 
 static inline uint16_t to_half(float f) {      // to nearest, ties to even
     uint32_t u;
@@ -124,10 +127,12 @@ static inline void tile(const Linear& w, int64_t nb, const Act& act, const int64
             const int32_t owed = centred ? (SEG == 32 ? act.minus8 : act.minus8_16)[at] * (BITS == 4 ? 1 : 16) : 0;
             const float scale = act.scale[rows[m] * blocks + s * SEG / BLOCK], sum = (SEG == 32 ? act.sum32 : act.sum16)[at];
             for (int lane = 0; lane < LANES; lane++) {
-                const float sw = w.wide ? ((const float*)w.scale)[group + lane] : number(((const half*)w.scale)[group + lane]);
+                const float sw = w.wide ? ((const float*)w.scale)[group + lane] :
+                    number(((const half*)w.scale)[group + lane]);
                 acc[lane] += static_cast<float>(total[lane] + owed) * (sw * scale);
                 if (w.offset_kind == BIAS)
-                    acc[lane] += sum * (w.wide ? ((const float*)w.offset)[group + lane] : number(((const half*)w.offset)[group + lane]));
+                    acc[lane] += sum * (w.wide ? ((const float*)w.offset)[group + lane] :
+                                        number(((const half*)w.offset)[group + lane]));
                 else if (!centred) acc[lane] -= sum * (sw * ((const uint8_t*)w.offset)[group + lane]);
             }
         }

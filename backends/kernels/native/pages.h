@@ -1,0 +1,110 @@
+// One page of keys or values against a few queries: the inner loops of attention.h, which includes this after its types.
+#pragma once
+
+namespace GAINZ_NS {
+
+// `tokens` rows of one head's page as floats [16, padded], the rest zeros: what lies there is nobody's
+template <class T> static inline void widen_rows(const T* page, int64_t width, int64_t padded, int64_t tokens, float* out) {
+    for (int64_t t = 0; t < 16; t++)
+        for (int64_t i = 0; i < padded; i += W) {
+            const int n = static_cast<int>(least(W, width - i));
+            store(out + t * padded + i, t >= tokens || n <= 0 ? zero() : n == W ? load(page + t * width + i) :
+                  load_n(page + t * width + i, n));
+        }
+}
+
+// Keys of a page as columns [padded][16]. Lanes of tokens beyond the last are garbage or zeros, and masked later.
+template <class T> static inline void key_columns(const Task& t, int64_t at, int64_t tokens, float* page, float* columns) {
+    const T* from = (const T*)t.kv.k + at * t.kv.key_width;
+    if (narrow_columns(from, t.kv.key_width, columns)) return;
+    widen_rows(from, t.kv.key_width, t.key, tokens, page);
+    transpose16(page, t.key, t.key, columns);
+}
+
+// scores of QB queries with the 16 tokens of a page, columns [padded][16]
+template <int QB> static inline void score(const float* const* q, const float* columns, int64_t padded, float* const* out) {
+    for (int part = 0; part < 16 / W; part++) {
+        vf s[QB][4];
+        for (int i = 0; i < QB; i++) for (int j = 0; j < 4; j++) s[i][j] = zero();
+        for (int64_t d = 0; d < padded; d += 4)
+#pragma GCC unroll 4
+            for (int j = 0; j < 4; j++) {
+                const vf k = load(columns + (d + j) * 16 + part * W);
+#pragma GCC unroll 4
+                for (int i = 0; i < QB; i++) s[i][j] = fma(set1(q[i][d + j]), k, s[i][j]);
+            }
+        for (int i = 0; i < QB; i++) store(out[i] + part * W, add(add(s[i][0], s[i][1]), add(s[i][2], s[i][3])));
+    }
+}
+
+// QB accumulators += weighted rows, token by token; get(token, column) is a vector of a row
+template <int QB, int C, class Get> static inline void mix_columns(const float* const* p, int64_t c, int64_t tokens,
+                                                                   float* const* acc, const Get& get) {
+    vf a[QB][C];
+#pragma GCC unroll 4
+    for (int i = 0; i < QB; i++)
+#pragma GCC unroll 4
+        for (int j = 0; j < C; j++) a[i][j] = load(acc[i] + c + j * W);
+    for (int64_t t = 0; t < tokens; t++) {
+        vf v[C];
+#pragma GCC unroll 4
+        for (int j = 0; j < C; j++) v[j] = get(t, c + j * W);
+#pragma GCC unroll 4
+        for (int i = 0; i < QB; i++) {
+            const vf w = set1(p[i][t]);
+#pragma GCC unroll 4
+            for (int j = 0; j < C; j++) a[i][j] = fma(w, v[j], a[i][j]);
+        }
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < QB; i++)
+#pragma GCC unroll 4
+        for (int j = 0; j < C; j++) store(acc[i] + c + j * W, a[i][j]);
+}
+
+template <int QB, class Get> static inline void mix(const float* const* p, int64_t padded, int64_t tokens,
+                                                    float* const* acc, const Get& get) {
+    constexpr int WIDE = W == 16 ? 4 : 2;                      // as many columns as the registers hold
+    int64_t c = 0;
+    for (; c + WIDE * W <= padded; c += WIDE * W) mix_columns<QB, WIDE>(p, c, tokens, acc, get);
+    for (; c < padded; c += W) mix_columns<QB, 1>(p, c, tokens, acc, get);
+}
+
+template <class Get> static inline void mix_all(float* const* p, int64_t queries, int64_t offset, int64_t padded,
+                                                int64_t tokens,
+                                                float* const* acc, const Get& get) {
+    for (int64_t i = 0; i < queries;) {
+        const float* w[4];
+        const int64_t n = least(4, queries - i);
+        for (int64_t j = 0; j < n; j++) w[j] = p[i + j] + offset;
+        if (n == 4) mix<4>(w, padded, tokens, acc + i, get);
+        else if (n == 3) mix<3>(w, padded, tokens, acc + i, get);
+        else if (n == 2) mix<2>(w, padded, tokens, acc + i, get);
+        else mix<1>(w, padded, tokens, acc + i, get);
+        i += n;
+    }
+}
+
+// Values of a page, weighted. Few queries read the page as it lies, many a widened copy: the same numbers.
+template <class T> static inline void add_values(const Task& t, int64_t at, int64_t tokens, float* const* p,
+                                                 int64_t queries, int64_t offset,
+                                                 float* const* acc, float* page) {
+    const int64_t width = t.kv.value_width, padded = t.value;
+    const T* from = (const T*)t.kv.v + at * width;
+    const float *scale = t.kv.v_scale + at, *low = t.kv.v_low + at;
+    const auto direct = [&](int64_t k, int64_t c) {
+        const vf v = load(from + k * width + c);
+        return sizeof(T) == 1 ? fma(v, set1(scale[k]), set1(low[k])) : v;
+    };
+    if (queries <= 4 && width == padded) return mix_all(p, queries, offset, padded, tokens, acc, direct);
+    widen_rows(from, width, padded, tokens, page);
+    if (sizeof(T) == 1)
+        for (int64_t k = 0; k < tokens; k++)
+            for (int64_t c = 0; c < padded; c += W) {
+                float* y = page + k * padded + c;
+                store(y, fma(load(y), set1(scale[k]), set1(low[k])));
+            }
+    mix_all(p, queries, offset, padded, tokens, acc, [&](int64_t k, int64_t c) { return load(page + k * padded + c); });
+}
+
+}  // namespace GAINZ_NS
