@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from backends.errors import (  # noqa: F401  (re-exported: one place to import the vocabulary from)
     BadSetting, BrokenFile, Cancelled, ChecksumMismatch, ConfigConflict, ContextTooLong, DiskFull, EngineDied,
-    EngineStopping, FetchFailed, GainzError, InvalidRequest, LoadError, MissingRequirement, ModelNotFound,
+    EngineStopping, FetchFailed, GainzError, InvalidRequest, JobDied, LoadError, MissingRequirement, ModelNotFound,
     ModelNotLoaded, NameRefused, NoChatTemplate, NotSupported, OutOfMemory, PortTaken, QueueFull, RegistryError,
     StepFailed, UnknownFormat, UnsafeFile, UnsupportedTensor)
 

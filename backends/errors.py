@@ -159,7 +159,7 @@ class QueueFull(GainzError):
     code = "queue_full"
     title = "Too many requests are waiting"
     symptom = "HTTP 429 with the length of the queue."
-    check = "The Monitor tab and /metrics show the queue."
+    check = "The header of the page and /metrics show the queue."
     advice = "Try again in a moment, or raise the queue limit."
 
 
@@ -193,6 +193,14 @@ class Cancelled(GainzError):
     symptom = "A load or job ends when somebody pressed Cancel."
     check = ""
     advice = "Start it again if that was not intended."
+
+
+class JobDied(GainzError):
+    code = "job_died"
+    title = "A job's process ended without a result"
+    symptom = "Making a variant or measuring quality stops with this error; page and engine go on."
+    check = "The message gives the exit code and the last words; -9 usually means that the system ran out of memory."
+    advice = "Unload models and start it again: a variant goes on where it stopped. If it repeats, report the last words in logs/."
 
 
 class NotSupported(GainzError):

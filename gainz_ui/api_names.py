@@ -9,18 +9,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
-from typing import Any
+from inspect import Parameter, Signature
+from typing import Any, get_type_hints
 
 from backends.base import Cancel, DraftSpec, GainzError, InvalidRequest, Message, Request, Sampling
+from gainz_ui import api_variants
 from gainz_ui.services.answers import Answer, View
+from gainz_ui.services.jobs import Jobs
 from gainz_ui.services.studio import Studio
 
-NAMES = ("/chat", "/generate", "/load", "/models", "/unload")
+NAMES = ("/chat", "/compare", "/generate", "/load", "/models", "/quantize", "/unload")
 BATCH_SECONDS = 0.08        # a client that gets every token by itself spends more time on transport than the model on tokens
 BEAT_SECONDS = 0.25         # a generator that yields nothing cannot be closed: it says the same again
 
 
-def register(studio: Studio) -> None:
+def register(studio: Studio, jobs: Jobs) -> None:
     """Call inside ``gr.Blocks``. No concurrency limit of Gradio's: the engine admits."""
     import gradio as gr
 
@@ -30,26 +33,24 @@ def register(studio: Studio) -> None:
         except GainzError as error:
             raise gr.Error(str(error), print_exception=False) from error
 
-    def run(request: Request, model: str | None) -> Iterator[dict]:
+    def run(request: Request, model: str | None, stream: bool) -> Iterator[dict]:
         name = spoken(lambda: studio.model(model)).info.name
         for view in _views(lambda cancel: studio.submit(request, model, cancel)):
             if view.error is not None:
                 raise gr.Error(str(view.error), print_exception=False)
-            yield _state(view, name)
+            if stream or view.done:
+                yield _state(view, name)
 
-    def generate(prompt: str, max_tokens: int | None = 256, temperature: float = 0.0, top_p: float = 1.0, seed: int | None = None,
-                 stop: list[str] | None = None, model: str | None = None, options: dict | None = None) -> dict:
-        """Continue a text. `options` takes every further sampling field by name (top_k, min_p, ignore_eos, logit_bias …) and
-        `draft`, `time_limit`. Yields the answer so far; the last one has finish_reason, counts and timing."""
-        yield from run(spoken(lambda: make_request(prompt, max_tokens, temperature, top_p, seed, stop, options)), model)
+    def generate(**given: Any) -> dict:
+        """Continue a text. Takes every sampling field by name, and `draft`, `draft_length`, `time_limit`. Yields the answer so
+        far, or with `stream` false only the whole one; the last has finish_reason, counts and timing."""
+        yield from run(spoken(lambda: make_request(given.pop("prompt"), given)), given["model"], given["stream"])
 
-    def chat(message: str, history: list[dict] | None = None, system: str | None = None, max_tokens: int | None = None,
-             temperature: float = 0.0, top_p: float = 1.0, seed: int | None = None, stop: list[str] | None = None,
-             model: str | None = None, options: dict | None = None) -> dict:
-        """Answer a message through the model's chat template. `history`: earlier turns as {"role", "content"}. Yields like
-        /generate."""
-        turns = spoken(lambda: _turns(message, history or [], system))
-        yield from run(spoken(lambda: make_request(turns, max_tokens, temperature, top_p, seed, stop, options)), model)
+    def chat(**given: Any) -> dict:
+        """Answer a message through the model's chat template. `history`: earlier turns as {"role", "content"}. Takes and yields
+        what /generate does."""
+        turns = spoken(lambda: _turns(given.pop("message"), given.pop("history") or [], given.pop("system")))
+        yield from run(spoken(lambda: make_request(turns, given)), given["model"], given["stream"])
 
     def models() -> list[dict]:
         """Everything in models/, loadable or not with the reason, and what is loaded."""
@@ -65,38 +66,63 @@ def register(studio: Studio) -> None:
         spoken(lambda: studio.unload(name))
         return {"unloaded": name}
 
-    for function in (chat, generate, load, models, unload):
+    chat = _taking(chat, message=str, history=(list[dict] | None, None), system=(str | None, None), **_fields(None))
+    generate = _taking(generate, prompt=str, **_fields(256))
+    compare, quantize = api_variants.functions(studio, jobs, spoken, make_request)
+    for function in (chat, compare, generate, load, models, quantize, unload):
         # evaluated here: gr.api reads the hints themselves, and this file's are text
-        function.__annotations__ = _hints(function)
+        function.__annotations__ = get_type_hints(function)
         gr.api(function, api_name=function.__name__, concurrency_limit=None)
 
 
-def _hints(function: Callable) -> dict[str, Any]:
-    from typing import get_type_hints
-    return get_type_hints(function)
+# ---------------------------------------------------------------------------------------------- signatures
+FIRST = ("max_tokens", "temperature", "top_p", "seed", "stop")      # their places are promised, and those of what is before
+TYPES = {"stop": list[str] | None, "stop_ids": list[int] | None, "logit_bias": dict | None}
+
+
+def _fields(max_tokens: int | None) -> dict[str, tuple[Any, Any]]:
+    """(type, default) of what a generation takes: the sampling fields, made from `Sampling`, and what surrounds them. Left out
+    are n and the log-probabilities: the answer has no place for them; HTTP has."""
+    hints, plain = get_type_hints(Sampling), Sampling()
+    left_out = {"n", "logprobs", "prompt_logprobs"}
+    made = {name: (TYPES.get(name, hints[name]), None if name in TYPES else getattr(plain, name))
+            for name in Sampling.__dataclass_fields__ if name not in left_out}
+    first = {name: made.pop(name) for name in FIRST} | {"max_tokens": (int | None, max_tokens)}
+    return {**first, "model": (str | None, None), **made, "stream": (bool, True), "draft": (str | None, None),
+            "draft_length": (int | None, None), "time_limit": (float | None, None)}
+
+
+def _taking(function: Callable[..., Iterator[dict]], **parameters: Any) -> Callable[..., Iterator[dict]]:
+    """``function`` with a signature of its own: name=type, or name=(type, default)."""
+    pairs = {name: value if isinstance(value, tuple) else (value, Parameter.empty) for name, value in parameters.items()}
+    signature = Signature([Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=kind)
+                           for name, (kind, default) in pairs.items()], return_annotation=dict)
+
+    def call(*args: Any, **kwargs: Any) -> Iterator[dict]:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        yield from function(**bound.arguments)
+
+    call.__name__, call.__doc__, call.__signature__ = function.__name__, function.__doc__, signature
+    call.__annotations__ = {name: kind for name, (kind, _) in pairs.items()} | {"return": dict}
+    return call
 
 
 # ---------------------------------------------------------------------------------------------- values
-def make_request(prompt: str | tuple[Message, ...], max_tokens: int | None, temperature: float, top_p: float, seed: int | None,
-                 stop: list[str] | None, options: Mapping[str, Any] | None) -> Request:
-    """InvalidRequest names the field; an option that is not known is refused."""
-    more = dict(options or {})
-    draft, limit = more.pop("draft", None), more.pop("time_limit", None)
-    known = set(Sampling.__dataclass_fields__) - {"n", "max_tokens", "temperature", "top_p", "seed", "stop"}
-    for name in more:
-        if name not in known:
-            raise InvalidRequest(f"Unknown option {name!r}.", field=name,
-                                 remedy=f"Known options: {', '.join(sorted(known | {'draft', 'time_limit'}))}.")
-    if "stop_ids" in more:
-        more["stop_ids"] = tuple(more["stop_ids"])
-    if "logit_bias" in more:
-        more["logit_bias"] = _biases(more["logit_bias"])
-    sampling = Sampling(temperature=temperature, top_p=top_p, seed=_whole("seed", seed), stop=tuple(stop or ()),
-                        max_tokens=_whole("max_tokens", max_tokens), **more)
-    return Request(prompt, sampling, DraftSpec(draft) if draft else None, time_limit=limit)
+def make_request(prompt: str | tuple[Message, ...], given: Mapping[str, Any]) -> Request:
+    """A request of what `_fields` names. InvalidRequest names the field."""
+    fields = {name: value for name, value in given.items() if name in Sampling.__dataclass_fields__}
+    for name in ("seed", "max_tokens", "min_tokens", "top_k"):
+        fields[name] = _whole(fields[name])
+    fields |= {name: tuple(fields[name] or ()) for name in ("stop", "stop_ids")}
+    fields["logit_bias"] = _biases(fields["logit_bias"] or {})
+    draft, length = given["draft"], _whole(given["draft_length"])
+    if length is not None and not draft:
+        raise InvalidRequest("draft_length is given without a draft.", field="draft_length")
+    return Request(prompt, Sampling(**fields), DraftSpec(draft, length) if draft else None, time_limit=given["time_limit"])
 
 
-def _whole(name: str, value: Any) -> int | None:
+def _whole(value: Any) -> Any:
     """Some clients send whole numbers as 16.0."""
     if isinstance(value, float) and value.is_integer():
         return int(value)

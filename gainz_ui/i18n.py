@@ -21,7 +21,9 @@ TAGS = {"en": "en", "zh": "zh-CN"}      # what the browser calls them
 
 @cache
 def texts(language: str) -> Mapping[str, str]:
-    return json.loads((Path(__file__).parent / "locale" / f"{language}.json").read_text(encoding="utf-8"))
+    """The files of one language, xx.json and xx.*.json, together."""
+    files = sorted((Path(__file__).parent / "locale").glob(f"{language}*.json"))
+    return {key: text for file in files for key, text in json.loads(file.read_text(encoding="utf-8")).items()}
 
 
 def tr(language: str, key: str, **values: Any) -> str:

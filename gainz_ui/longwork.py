@@ -7,14 +7,17 @@ its child; the result on stdout is JSON too. Knows nothing of what the work is.
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
 from backends.base import Cancel, GainzError, InvalidRequest, Progress, ProgressFn
+from gainz_ui.services.jobs import CHILD
 from gainz_ui.terminal import Bar, complain
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -38,12 +41,21 @@ def watched(as_json: bool) -> Iterator[tuple[ProgressFn, Cancel]]:
 
     for number in SIGNALS:
         signal.signal(number, stop)
+    if CHILD in os.environ:
+        threading.Thread(target=_until_left, args=(cancel,), name="parent", daemon=True).start()
     try:
         yield (lines if as_json else bar), cancel
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
         bar.end()
+
+
+def _until_left(cancel: Cancel) -> None:
+    """Stop when whoever started us goes, whatever way: the end of a pipe is seen on every system."""
+    while os.read(sys.stdin.fileno(), 1024):
+        pass
+    cancel.set()
 
 
 def failed(error: GainzError, as_json: bool) -> int:

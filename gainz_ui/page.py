@@ -20,6 +20,7 @@ class Page:
     tasks: Any
     doctor: Any
     answers: Answers
+    jobs: Any = None                    # services.jobs.Jobs
     startup: Any = None                 # services.startup.Startup, where the server has one
     version: Any = None
     tabs: Any = None
@@ -29,7 +30,6 @@ class Page:
 
     def on_load(self, fn: Callable, inputs: Any = None, outputs: Any = None, **more: Any) -> None:
         self.loads.append({"fn": fn, "inputs": inputs, "outputs": outputs, **more})
-
 
     def startup_task(self) -> Any:
         return self.startup.task if self.startup is not None else None

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from backends.base import BadSetting, PortTaken, ProgressFn
+from gainz_ui.services.jobs import Jobs
 from gainz_ui.services.startup import Startup
 from gainz_ui.services.store import Store
 from gainz_ui.services.studio import Studio
@@ -38,6 +39,7 @@ class House:
     store: Store
     tasks: Tasks
     startup: Startup
+    jobs: Jobs
 
 
 def furnish(settings: Settings, studio: Studio | None = None) -> House:
@@ -48,7 +50,7 @@ def furnish(settings: Settings, studio: Studio | None = None) -> House:
         except OSError as error:
             raise BadSetting(f"The folder {folder} cannot be made.", folder=folder, reason=error.strerror or error) from error
     studio, store, tasks = studio or Studio(settings), Store(settings.models), Tasks()
-    return House(settings, studio, store, tasks, Startup(settings, studio, store, tasks))
+    return House(settings, studio, store, tasks, Startup(settings, studio, store, tasks), Jobs(settings.models))
 
 
 # ---------------------------------------------------------------------------------------------- the port
@@ -108,7 +110,7 @@ def _page(house: House) -> Any:
     from gainz_ui.services import doctor
     return shell.build(house.studio, house.settings, house.store, house.tasks,
                        doctor=lambda: doctor.examine(house.settings, house.studio.registry),
-                       api=lambda: api_names.register(house.studio), startup=house.startup)
+                       api=lambda: api_names.register(house.studio, house.jobs), startup=house.startup, jobs=house.jobs)
 
 
 # ---------------------------------------------------------------------------------------------- running

@@ -17,10 +17,12 @@ from gainz_ui.early import EarlyScript
 from gainz_ui.i18n import T, bundle, language
 from gainz_ui.page import Page, Tab
 from gainz_ui.services.answers import Answers
+from gainz_ui.services.jobs import Jobs
 from gainz_ui.theme import style, theme
 from gainz_ui.widgets import Html, shown
 
 CALM, BUSY = 2.0, 0.7                   # seconds between two looks at the state of things
+FORGET = (600, 3600)                    # seconds between two clean-ups of uploads, and the age at which one goes
 BROWSER = {"chat": None, "earlier": [], "presets": {}, "settings": None}    # what the browser keeps, and its first value
 
 
@@ -34,11 +36,11 @@ def scan() -> list[Tab]:
 
 
 def build(studio: Any, settings: Any, store: Any, tasks: Any, doctor: Callable[[], Any],
-          api: Callable[[], None] | None = None, startup: Any = None) -> gr.Blocks:
+          api: Callable[[], None] | None = None, startup: Any = None, jobs: Any = None) -> gr.Blocks:
     """The whole page. ``doctor()`` examines this machine; ``api()`` is called inside the Blocks and registers the public
-    names; ``startup``: the server's first work, which the page shows and can begin again."""
-    page = Page(studio, settings, store, tasks, doctor, Answers(), startup)
-    with gr.Blocks(title="Gainz", analytics_enabled=False) as blocks:
+    names; ``startup``: the server's first work, which the page shows and can begin again; ``jobs``: runs long work as a child."""
+    page = Page(studio, settings, store, tasks, doctor, Answers(), jobs or Jobs(settings.models), startup)
+    with gr.Blocks(title="Gainz", analytics_enabled=False, delete_cache=FORGET) as blocks:
         if api is not None:             # first: a private listener whose function is called "load" would take that name
             api()
         page.browser = {

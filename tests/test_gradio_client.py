@@ -13,30 +13,31 @@ from gradio_client import Client
 from gradio_client.exceptions import AppError
 
 from gainz_ui import api_names, server
+from gainz_ui.services.jobs import Jobs
 from gainz_ui.services.startup import Startup
 from gainz_ui.services.store import Store
 from gainz_ui.services.tasks import Tasks
 from gainz_ui.settings import Settings
 from tests.api_fakes import FULL, FakeStudio
 
-FROZEN = {"/chat", "/generate", "/load", "/models", "/unload"}       # README and other people's scripts call these
+FROZEN = {"/chat", "/compare", "/generate", "/load", "/models", "/quantize", "/unload"}       # README and other people's scripts call these
 
 
 @contextmanager
-def serving(folder, **more):
-    """The whole application over a studio without an engine, with a page that holds only the public names."""
+def serving(folder, page=None, **more):
+    """The whole application over a studio without an engine. ``page``: makes the Blocks; else one of only the public names."""
     settings = Settings(models=folder / "models", outputs=folder / "outputs", logs=folder / "logs", **more)
     studio, tasks = FakeStudio(settings), Tasks()
     store = Store(settings.models)
-    house = server.House(settings, studio, store, tasks, Startup(settings, studio, store, tasks))
+    house = server.House(settings, studio, store, tasks, Startup(settings, studio, store, tasks), Jobs(settings.models))
 
-    def page(house):
+    def bare(house):
         with gr.Blocks(analytics_enabled=False) as demo:
-            api_names.register(house.studio)
+            api_names.register(house.studio, house.jobs)
         return demo
 
     with server.bind("127.0.0.1", 0) as bound:
-        app = server.build_app(house, page)
+        app = server.build_app(house, page or bare)
         made = server.make_server(app, house)
         thread = threading.Thread(target=made.run, kwargs={"sockets": [bound]}, daemon=True)
         thread.start()
@@ -105,16 +106,24 @@ def test_generate_streams_what_is_there_so_far(studio, client):
     assert seen[-1] == "".join(studio.words[i % 32] for i in range(30))
 
 
-def test_options_arrive_and_unknown_ones_are_refused(studio, client):
-    client.predict("a", 2, 0.5, 0.9, 7, ["x"], None, {"top_k": 3, "stop_ids": [4], "logit_bias": {"5": -1}, "ignore_eos": True,
-                                                      "draft": "lookup", "time_limit": 5}, api_name="/generate")
+def test_every_sampling_field_arrives_and_unknown_names_are_refused(studio, client):
+    client.predict("a", 2, 0.5, 0.9, 7, ["x"], None, top_k=3, stop_ids=[4], logit_bias={"5": -1}, ignore_eos=True,
+                   draft="lookup", draft_length=3, time_limit=5, api_name="/generate")
     request = studio.requests[-1]
     sampling = request.sampling
-    assert (sampling.temperature, sampling.top_p, sampling.seed, sampling.stop) == (0.5, 0.9, 7, ("x",))
+    assert (sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.seed, sampling.stop) == (2, 0.5, 0.9, 7, ("x",))
     assert (sampling.top_k, sampling.stop_ids, sampling.logit_bias, sampling.ignore_eos) == (3, (4,), ((5, -1.0),), True)
-    assert request.draft.name == "lookup" and request.time_limit == 5
-    with pytest.raises(AppError, match="Unknown option 'topk'"):
-        client.predict("a", options={"topk": 3}, api_name="/generate")
+    assert (request.draft.name, request.draft.length, request.time_limit) == ("lookup", 3, 5)
+    with pytest.raises(TypeError, match="topk"):
+        client.predict("a", topk=3, api_name="/generate")
+    with pytest.raises(AppError, match="draft_length is given without a draft"):
+        client.predict("a", draft_length=3, api_name="/generate")
+
+
+def test_without_stream_only_the_whole_answer_comes(studio, client):
+    studio.pace = 0.02
+    (only,) = client.submit("a", 30, stream=False, api_name="/generate")
+    assert only["finish_reason"] == "length" and only["completion_tokens"] == 30
 
 
 def test_chat_brings_history_and_system(studio, client):

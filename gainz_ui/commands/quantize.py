@@ -12,6 +12,7 @@ from backends.recipe import QuantizeOptions
 from gainz_ui import __version__
 from gainz_ui.longwork import failed, watched
 from gainz_ui.services.store import Store
+from gainz_ui.services.variants import default_name
 from gainz_ui.settings import Settings
 from gainz_ui.terminal import show_json
 
@@ -73,10 +74,3 @@ def origin(store: Store, name: str) -> ModelDir:
     model = ModelDir.of(store.existing(name), name)
     file = None if model.ending(".safetensors") else find(model)
     return model if file is None else ModelDir(name, file, (file.name,), manifest=model.manifest)
-
-
-def default_name(model: str, options: QuantizeOptions) -> str:
-    stem = model.removesuffix(".gguf").removesuffix(".Q4_1")
-    head = "-head" if options.head_bits else ""
-    group = f"g{options.group}" if options.group > 0 else "row"
-    return f"{stem}-{options.method}-{options.bits}bit-{group}{head}"

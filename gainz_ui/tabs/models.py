@@ -15,6 +15,7 @@ from gainz_ui.i18n import T, explain, language, tr
 from gainz_ui.page import Page, Tab
 from gainz_ui.tabs import models_view as show
 from gainz_ui.tabs.models_add import add_forms
+from gainz_ui.tabs.models_variant import variant_form
 from gainz_ui.tabs.snippets import address_of, call_snippets, snippets
 from gainz_ui.widgets import Html, shown
 
@@ -33,6 +34,7 @@ def build(page: Page) -> None:
                 with gr.Row(elem_classes="gz-actions"):
                     parts["rescan"] = gr.Button(T("rescan"), size="sm", elem_id="gz-rescan")
             add = add_forms(page)
+            add["add"].append(variant_form(page, parts["catalog"]))
         with gr.Column(scale=3, min_width=320, elem_classes="gz-card"):
             forms = _details(page, parts)
     parts |= add

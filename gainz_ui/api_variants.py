@@ -1,0 +1,76 @@
+"""The public names of Gradio's client that are about variants: /compare and /quantize. `api_names` registers them with the rest.
+
+Knows the services and how a generator speaks to a client; the same rules and errors as on the page.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from backends.base import Message, make_options
+from backends.recipe import QuantizeOptions
+from gainz_ui.services import compare as side_by_side
+from gainz_ui.services.jobs import Jobs
+from gainz_ui.services.tasks import Task
+from gainz_ui.services.variants import Variants
+
+BEAT_SECONDS = 0.25
+
+
+def functions(studio: Any, jobs: Jobs, spoken: Callable[[Callable[[], Any]], Any], make_request: Callable[..., Any]) -> tuple[Callable, ...]:
+    """compare and quantize. ``spoken``: turns a typed error into one that the client hears."""
+    def compare(prompt: str, models: list[str], max_tokens: int | None = 256, temperature: float = 0.0, seed: int | None = None,
+                system: str | None = None, in_turn: bool = False, plain: bool = False, options: dict | None = None) -> dict:
+        """The same prompt and seed to 2 to 4 models. Yields all answers as they grow, with their figures and the token at which
+        each parts from the first. `in_turn`: one after another, so that their speeds are those of each alone. `plain`: the prompt
+        as it is, without a chat template. `options`: further sampling fields, as for /generate."""
+        turns = prompt if plain else (*((Message("system", system),) if system else ()), Message("user", prompt))
+        more = dict(options or {})
+        top_p, stop = more.pop("top_p", 1.0), more.pop("stop", None)
+        request = spoken(lambda: make_request(turns, max_tokens, temperature, top_p, seed, stop, more))
+        plan = spoken(lambda: side_by_side.plan(studio, models, in_turn, side_by_side.room(request)))
+        yield from _growing(spoken(lambda: side_by_side.Comparison(studio, plan, request)))
+
+    def quantize(model: str, method: str = "gptq", bits: int = 4, group: int = 64, name: str | None = None, text: str | None = None,
+                 options: dict | None = None) -> dict:
+        """Make a GPTQ or AWQ variant of a model in models/. Yields {"stage", "done", "total"} while it works, at last the variant's
+        manifest. `text`: a calibration text on the server's machine; `options`: further fields of the Models tab's form."""
+        variants = Variants(studio, jobs)
+        made = spoken(lambda: make_options(QuantizeOptions, {"method": method, "bits": _whole(bits), "group": _whole(group), **(options or {})}))
+        plan = spoken(lambda: variants.plan(model, made, name or None, Path(text) if text else None))
+        yield from _working("quantize", plan.name, lambda report, cancel: variants.make(plan, report, cancel), spoken)
+
+    return compare, quantize
+
+
+def _growing(comparison: side_by_side.Comparison) -> Iterator[dict]:
+    try:
+        while comparison.running:
+            comparison.wait(BEAT_SECONDS)
+            yield side_by_side.to_dict(comparison, comparison.shots())
+        yield side_by_side.to_dict(comparison, comparison.shots())
+    finally:
+        comparison.stop()
+
+
+def _working(kind: str, subject: str, work: Callable, spoken: Callable) -> Iterator[dict]:
+    """A job of one client's: leaving cancels it."""
+    task = Task(0, kind, subject)
+    threading.Thread(target=task.run, args=(work,), name=f"{kind} {subject}", daemon=True).start()
+    try:
+        while task.running:
+            seen = task.progress
+            yield {"stage": seen.stage, "done": seen.done, "total": seen.total, "note": seen.note}
+            time.sleep(BEAT_SECONDS)
+        yield {"stage": "done", **spoken(task.outcome)}
+    finally:
+        task.cancel.set()
+
+
+def _whole(value: Any) -> Any:
+    """Some clients send whole numbers as 16.0."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value

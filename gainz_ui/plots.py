@@ -1,0 +1,63 @@
+"""Values → plotly figures, pure. Every figure reads in both schemes: nothing is filled, text and lines are middle grey.
+
+Knows how a figure looks; refuses to know where the numbers come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import plotly.graph_objects as go
+
+GREY, GRID = "#7c8798", "rgba(128,128,128,.2)"
+COLORS = ("#6366f1", "#0891b2", "#16a34a", "#d97706", "#db2777", "#7c3aed")
+FONT = "system-ui, -apple-system, Segoe UI, Noto Sans CJK SC, PingFang SC, Microsoft YaHei, sans-serif"
+SCALE = ((0.0, "#16a34a"), (0.5, "#d97706"), (1.0, "#dc2626"))      # close to the reference … far from it
+
+
+def frame(x: str, y: str, height: int = 340) -> go.Figure:
+    """An empty figure with both axes named."""
+    figure = go.Figure()
+    figure.update_layout(
+        paper_bgcolor="rgba(0,0,0,0)", plot_bgcolor="rgba(0,0,0,0)", font={"color": GREY, "size": 12, "family": FONT}, height=height,
+        margin={"l": 56, "r": 12, "t": 28, "b": 48}, colorway=COLORS, showlegend=False, uirevision="kept", dragmode=False,
+        xaxis={"title": x, "gridcolor": GRID, "zerolinecolor": GRID, "rangemode": "tozero", "fixedrange": True},
+        yaxis={"title": y, "gridcolor": GRID, "zerolinecolor": GRID, "rangemode": "tozero", "fixedrange": True})
+    return figure
+
+
+def trade_off(points: Sequence[Mapping[str, Any]], words: Mapping[str, str]) -> go.Figure:
+    """Size against speed, coloured by KL to the reference. A point: name, size (bytes), speed, low, high (tokens a second), kl (nats,
+    None: the reference). ``words``: size, speed, kl, reference."""
+    figure = frame(words["size"], words["speed"])
+    far = max((point["kl"] or 0.0 for point in points), default=0.0) or 1.0
+    sizes = [point["size"] / 1e6 for point in points]
+    figure.add_scatter(
+        x=sizes, y=[point["speed"] for point in points], mode="markers+text", text=[_label(point, words) for point in points],
+        textposition=[_side(size, max(sizes)) for size in sizes], textfont={"size": 11}, cliponaxis=False,
+        error_y={"type": "data", "symmetric": False, "array": [point["high"] - point["speed"] for point in points],
+                 "arrayminus": [point["speed"] - point["low"] for point in points], "color": GREY, "thickness": 1.2},
+        marker={"size": 15, "color": [point["kl"] or 0.0 for point in points], "colorscale": SCALE, "cmin": 0.0, "cmax": far,
+                "symbol": ["diamond" if point["kl"] is None else "circle" for point in points], "line": {"width": 1, "color": GREY},
+                "colorbar": {"title": {"text": words["kl"], "side": "right"}, "thickness": 10, "outlinewidth": 0}},
+        hovertemplate="%{text}<br>%{x:.1f} MB · %{y:.1f} tok/s<extra></extra>")
+    if sizes:
+        figure.update_xaxes(range=[0, 1.12 * max(sizes)])
+    return figure
+
+
+def _side(size: float, largest: float) -> str:
+    """Text on the side where there is room."""
+    return "top left" if size > 0.55 * largest else "top right"
+
+
+def _label(point: Mapping[str, Any], words: Mapping[str, str]) -> str:
+    tail = words["reference"] if point["kl"] is None else f"KL {point['kl']:.3g}"
+    return f"{_breakable(point['name'])}<br>{tail}"
+
+
+def _breakable(name: str, width: int = 22) -> str:
+    """Long names on two lines, so that they stay inside a narrow figure. No name is markup."""
+    safe = name.replace("&", "&amp;").replace("<", "&lt;")
+    return safe if len(name) <= width else "<br>".join(safe[i:i + width] for i in range(0, len(safe), width))
