@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from backends.base import Cancel, Cancelled, InvalidRequest, ModelDir, NotSupported, Progress
+from backends.base import Cancel, Cancelled, InvalidRequest, Message, ModelDir, NotSupported, Progress
 from backends.compress import awq, calibrate, gptq, grid, job
 from backends.compress.gram import Gram
 from backends.compress.pack import awq_gemm, from_awq_gemm, from_gptq_v1, gptq_v1, unwords, words
@@ -248,11 +248,14 @@ def relative(one: torch.Tensor, two: torch.Tensor) -> float:
     return float((one - two).norm() / two.norm())
 
 
-@pytest.mark.parametrize("choices", [
+CHOICES = [
     {"method": "gptq"}, {"method": "gptq", "static_groups": False, "group": 32}, {"method": "gptq", "sym": True, "act_order": False},
-    {"method": "gptq", "group": -1, "bits": 8}, {"method": "gptq", "bits": 3, "group": 32}, {"method": "awq"}, {"method": "awq", "group": 32},
-    {"method": "gptq", "head_bits": 4}, {"method": "awq", "head_bits": 4}], ids=lambda c: "-".join(map(str, c.values())))
-@pytest.mark.parametrize("source", ["llama-fp16", "qwen2-fp16"])
+    {"method": "gptq", "group": -1, "bits": 8}, {"method": "gptq", "bits": 3, "group": 32}, {"method": "awq"},
+    {"method": "gptq", "head_bits": 4}, {"method": "awq", "head_bits": 4, "group": 32}]
+
+
+@pytest.mark.parametrize(("source", "choices"), [("llama-fp16", choices) for choices in CHOICES] + [
+    ("qwen2-fp16", {"method": "gptq"}), ("qwen2-fp16", {"method": "awq"})], ids=lambda c: c if isinstance(c, str) else "-".join(map(str, c.values())))
 def test_a_variant_loads_through_the_registry_and_stays_close(tmp_path, source, choices):
     folder, manifest = make(tmp_path, FIXTURES / source, **choices)
     loaded, expected = logits(folder, IDS), logits(FIXTURES / source, IDS)
@@ -358,6 +361,45 @@ def test_a_large_checkpoint_is_written_in_shards(tmp_path, monkeypatch):
     shards = sorted(path.name for path in folder.glob("model-*.safetensors"))
     assert len(shards) > 1 and shards[0].startswith("model-00001-of-0000")
     assert torch.equal(logits(folder, IDS), logits(whole, IDS))
+
+
+def test_a_gguf_file_is_a_source_and_its_tokenizer_comes_along(tmp_path):
+    from tests.test_gguf_backend import WIDE, made
+    path, _ = made(tmp_path, "llama", "Q8_0", **WIDE)
+    text = tmp_path / "text.txt"
+    text.write_text("a day at the sea, a night in the hills; " * 60, encoding="utf-8")
+    folder = tmp_path / "out"
+    folder.mkdir()
+    manifest = job.run(ModelDir.of(path), QuantizeOptions(bits=8, **QUICK), folder, silent, Cancel(), text=text)
+    assert manifest["parent"]["format"] == "GGUF Q8_0" and any("dequantized" in note for note in manifest["notes"])
+    assert manifest["calibration"]["sha256"] == hashlib.sha256(text.read_bytes()).hexdigest()
+    before, after = (load_model(place, kernels="ref", dtype="float32", streams=1, context=64) for place in (path, folder))
+    sentence = "a day <s> at 3:15 — naïve"
+    assert after.tokenize(sentence) == before.tokenize(sentence)
+    assert after.decoder.vocab == before.decoder.vocab
+    chat = (Message("user", "a day"),)
+    assert after.tokenize(chat) == before.tokenize(chat)
+    before.close(), after.close()
+    assert relative(logits(folder, IDS[:6]), logits(path, IDS[:6])) < 0.05
+
+
+FAMILIES = {     # what is special about them: weight + 1 in the norm; biases and ReLU; experts in one tensor, old tensor names
+    "gemma3_text": dict(head_dim=32), "opt": dict(ffn_dim=128, word_embed_proj_dim=64), "mixtral": dict(num_local_experts=4)}
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_any_family_of_transformers_can_be_quantized(tmp_path, family, method):
+    from transformers import AutoConfig, AutoModelForCausalLM
+    torch.manual_seed(0)
+    shape = dict(vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
+                 max_position_embeddings=128, bos_token_id=0, eos_token_id=1, pad_token_id=None)
+    AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **shape | FAMILIES[family])).save_pretrained(tmp_path / "float")
+    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
+        shutil.copy(FIXTURES / "llama-fp16" / name, tmp_path / "float")
+    folder, manifest = make(tmp_path, tmp_path / "float", method=method, group=32, bits=4)
+    assert relative(logits(folder, IDS), logits(tmp_path / "float", IDS)) < 0.3
+    assert any("Experts" in note for note in manifest["notes"]) == (family == "mixtral")
 
 
 # ---------------------------------------------------------------------------------------------- the command

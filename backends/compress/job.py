@@ -62,8 +62,7 @@ def run(model: ModelDir, options: QuantizeOptions, folder: Path, progress: Progr
     progress(Progress("read", note=model.name))
     origin = open_origin(model)
     try:
-        job = _Job(origin, options, folder, progress, cancel, text)
-        return job.run(began, versions)
+        return _Job(origin, options, folder, progress, cancel, text).run(began, versions)
     finally:
         origin.source.close()
 
@@ -73,6 +72,9 @@ class _Job:
         self.origin, self.options, self.folder, self.progress, self.cancel = origin, options, folder, progress, cancel
         self.device = torch.device(_device(options.device))
         self.skeleton = Skeleton(origin.source, self.device)
+        if self.skeleton.missing():
+            self.origin = origin.whole(progress, cancel)
+            self.skeleton = Skeleton(self.origin.source, self.device)
         self._check_shapes()
         self.calibration = self._calibrate(text)
         self._check_room()
@@ -178,7 +180,7 @@ class _Job:
         options, errors = self.options, [value for row in self.tally.errors for value in row.values()]
         return {
             "source": self.origin.model.name, "format": f"{options.method.upper()} {options.bits} bits, group {options.group}", "bits": options.bits,
-            "method": options.method, "settings": options.public(), "parent": self.origin.parent(self.progress),
+            "method": options.method, "settings": options.public(), "parent": self.origin.parent(),
             "calibration": {"source": self.calibration.source, "sha256": self.calibration.sha256,
                             "windows": len(self.calibration.windows), "tokens": self.calibration.tokens},
             "versions": {**versions, "python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__},

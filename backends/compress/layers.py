@@ -119,6 +119,9 @@ def quantize_layer(stream: Stream, index: int, options: QuantizeOptions, method:
     never = set(linears(layer.module)) - {name for stage in stages for name in stage}
     if never:
         layer.notes.append(f"Never used by the calibration text and left float: {', '.join(sorted(never))}.")
+    stacked = [name for name, value in layer.module.named_parameters() if value.ndim == 3]
+    if stacked:
+        layer.notes.append(f"Experts are kept together in {', '.join(stacked)} and stay in 16 bits.")
     for stage in stages:
         names = [name for name in stage if _packable(layer, name, options)]
         if not names:

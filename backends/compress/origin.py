@@ -8,14 +8,18 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import torch
 from tokenizers import Tokenizer, processors
+from torch import Tensor
 
-from backends.base import ModelDir, NotSupported, UnknownFormat
+from backends.base import Cancel, ModelDir, NotSupported, ProgressFn, UnknownFormat
+from backends.engine.hf_load import causal_config, load_folder
 from backends.engine.text import TextCodec
 from backends.engine.weights import SafetensorsSource, WeightSource
 from backends.gguf_file import GgufFile, read_model
@@ -43,7 +47,7 @@ class Origin:
             digest.update(f"{path.name}\0{state.st_size}\0{state.st_mtime_ns}\n".encode())
         return digest.hexdigest()
 
-    def parent(self, progress: Any) -> dict[str, Any]:
+    def parent(self) -> dict[str, Any]:
         """The parent in the variant's manifest: name, format and SHA-256 of its weight files."""
         known = {item.get("path"): item for item in self.model.manifest.get("files", ()) if isinstance(item, Mapping)}
         rows = []
@@ -59,6 +63,14 @@ class Origin:
             return sorted({tensor.path for tensor in self.gguf.tensors.values()})
         return [self.model.folder / name for name in self.model.ending(".safetensors")]
 
+    def whole(self, progress: ProgressFn, cancel: Cancel) -> Origin:
+        """The same model read by transformers as a whole, for files whose names or shapes it translates (experts, old names).
+        It is then in memory in its own type until the job ends."""
+        if self.gguf is not None:
+            return self
+        self.source.close()
+        return replace(self, source=_Whole(self.model, self.source.config, progress, cancel))
+
     def write_text(self, folder: Path) -> None:
         """Tokenizer, template, generation defaults, licence: copied, or written from what the GGUF file carries."""
         if self.gguf is not None:
@@ -70,6 +82,29 @@ class Origin:
             if wanted and name not in OWN and not name.endswith(".index.json"):
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, folder / name)
+
+
+class _Whole:
+    """A `WeightSource` over a module that transformers has read."""
+
+    def __init__(self, model: ModelDir, config: Mapping[str, Any], progress: ProgressFn, cancel: Cancel) -> None:
+        stored = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
+        place = SimpleNamespace(dtype=getattr(torch, stored, torch.float32), device=torch.device("cpu"))
+        self.config = config
+        self._module, _ = load_folder(model.folder, causal_config(config), place, progress, cancel)
+        self._tensors = dict(self._module.state_dict())
+
+    def names(self) -> Collection[str]:
+        return self._tensors.keys()
+
+    def tensor(self, name: str) -> Tensor:
+        return self._tensors[name]
+
+    def linear(self, module: str) -> tuple[Tensor, Tensor | None]:
+        return self._tensors[f"{module}.weight"], self._tensors.get(f"{module}.bias")
+
+    def close(self) -> None:
+        self._tensors = {}
 
 
 def sha256(path: Path) -> str:
@@ -106,7 +141,7 @@ def _open_gguf(model: ModelDir) -> Origin:
 
 # ---------------------------------------------------------------------------------------------- a GGUF's tokenizer
 def _write_gguf_text(file: GgufFile, text: TextCodec, config: Mapping[str, Any], folder: Path) -> None:
-    tokenizer = Tokenizer.from_str(text.tokenizer.to_str())
+    tokenizer = _without_filler(text.tokenizer, text.vocab.size)
     names = text.names
     if text.add_bos and text.bos_id is not None:
         bos = tokenizer.id_to_token(text.bos_id)
@@ -118,6 +153,16 @@ def _write_gguf_text(file: GgufFile, text: TextCodec, config: Mapping[str, Any],
                                              **names, **extra})
     _dump(folder / "generation_config.json", {"bos_token_id": text.bos_id, "eos_token_id": sorted(text.eos_ids),
                                               "pad_token_id": config.get("pad_token_id")})
+
+
+def _without_filler(tokenizer: Tokenizer, size: int) -> Tokenizer:
+    """A copy that ends where the real tokens end: a GGUF file fills a padded head with unused ones, a tokenizer.json does not."""
+    data = json.loads(tokenizer.to_str())
+    vocabulary = data["model"]["vocab"]
+    data["model"]["vocab"] = ({token: id for token, id in vocabulary.items() if id < size} if isinstance(vocabulary, dict)
+                              else vocabulary[:size])
+    data["added_tokens"] = [token for token in data["added_tokens"] if token["id"] < size]
+    return Tokenizer.from_str(json.dumps(data))
 
 
 def _bos_first(tokenizer: Tokenizer, bos: str, bos_id: int) -> Any:

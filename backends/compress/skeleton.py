@@ -16,9 +16,10 @@ from backends.engine.weights import WeightSource
 
 
 class Skeleton:
-    """``model``: the module, without memory until `fill`; its layers on the meta device until `load`. ``layers``: them; ``prefix``: their path, "model.layers".
+    """``model``: the module, without memory until `fill`; its layers on the meta device until `load`.
+    ``layers``: them; ``prefix``: their path, "model.layers".
 
-    Raises NotSupported where the decoder layers cannot be told apart, BrokenFile naming tensors that the source lacks."""
+    Raises NotSupported where the decoder layers cannot be told apart."""
 
     def __init__(self, source: WeightSource, device: torch.device) -> None:
         from transformers import AutoModelForCausalLM
@@ -29,10 +30,17 @@ class Skeleton:
         self.model.eval().requires_grad_(False)
         self.prefix, self.layers = _layers(self.model)
         self._names = _Names(source.names(), self.model.base_model_prefix)
-        self._check()
+
+    def missing(self) -> list[str]:
+        """Tensors of the model that the source has under no name that we know."""
+        tied = self.model.all_tied_weights_keys
+        return [name for name, _, _ in self._wanted(self.model, "") if self._names.get(name) is None and name not in tied]
 
     def fill(self) -> None:
-        """Read everything that belongs to no layer."""
+        """Read everything that belongs to no layer. BrokenFile naming tensors that the source lacks."""
+        if missing := self.missing():
+            raise BrokenFile(f"{len(missing)} tensors of the model are missing, or its file names them in a way of its own.",
+                             first=", ".join(missing[:4]))
         self._fill(self.model, "", skip=self.prefix + ".")
         self._finish()
 
@@ -109,13 +117,6 @@ class Skeleton:
             raise ConfigConflict("A tensor has not the shape that the config gives.", tensor=name, file=tuple(value.shape),
                                  config=tuple(place.shape))
         return value.to(self.device, torch.float32 if value.is_floating_point() else value.dtype, copy=True)
-
-    def _check(self) -> None:
-        tied = self.model.all_tied_weights_keys
-        missing = [name for name, _, _ in self._wanted(self.model, "") if self._names.get(name) is None and name not in tied]
-        if missing:
-            raise BrokenFile(f"{len(missing)} tensors of the model are missing, or its file names them in a way of its own.",
-                             first=", ".join(missing[:4]))
 
     def _finish(self) -> None:
         """Buffers that are computed, not stored (rotation tables), and tied weights: transformers' own steps."""
