@@ -23,6 +23,7 @@ from gainz_ui.widgets import Html, shown
 
 CALM, BUSY = 2.0, 0.7                   # seconds between two looks at the state of things
 FORGET = (600, 3600)                    # seconds between two clean-ups of uploads, and the age at which one goes
+SESSIONS = 64                           # whose inputs Gradio remembers, chats of megabytes among them; the least recent goes
 BROWSER = {"chat": None, "earlier": [], "presets": {}, "settings": None}    # what the browser keeps, and its first value
 
 
@@ -54,6 +55,7 @@ def build(studio: Any, settings: Any, store: Any, tasks: Any, doctor: Callable[[
                 with gr.Tab(T(tab.title), id=tab.title, elem_id=f"gz-tab-{tab.title}"):
                     tab.build(page)
         _wire(blocks, page, timer, status, banner)
+    blocks.state_session_capacity = SESSIONS
     blocks.gainz_page = page
     return blocks
 

@@ -41,18 +41,13 @@ def changed(sampling: Sampling) -> dict[str, Any]:
     return out
 
 
-NAMED = ("max_tokens", "temperature", "top_p", "seed", "stop")     # arguments of /chat; the rest goes into its ``options``
-
-
 def chat_snippets(request: Request, model: str | None, address: str = ADDRESS) -> tuple[str, str]:
     """(Python, curl) of one chat request whose last message is the question."""
     options = changed(request.sampling)
     *earlier, last = request.prompt
     system = next((m.content for m in earlier if m.role == "system"), None)
     history = [{"role": m.role, "content": m.content} for m in earlier if m.role != "system"]
-    rest = {name: value for name, value in options.items() if name not in NAMED}
-    given = {"history": history, "system": system, **{name: options[name] for name in NAMED if name in options},
-             "model": model, "options": rest}
+    given = {"history": history, "system": system, "model": model, **options}
     arguments = "".join(f"    {name}={value!r},\n" for name, value in given.items() if value)
     python = (
         f"from gradio_client import Client\n\nclient = Client({address!r})\njob = client.submit(\n    {last.content!r},\n"
