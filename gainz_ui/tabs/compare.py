@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from os.path import commonprefix
 from typing import Any
 
 import gradio as gr
@@ -47,7 +48,7 @@ def build(page: Page) -> None:
 def _offer(parts: dict[str, Any]) -> None:
     parts["offer_text"] = Html(elem_id="gz-offer-text")
     with gr.Row(elem_classes="gz-actions"):
-        parts["offer"] = gr.Button(T("offer_button"), variant="primary", elem_id="gz-offer")
+        parts["offer"] = gr.Button(T("offer_button"), elem_id="gz-offer")
         parts["offer_cancel"] = gr.Button(T("cancel"), variant="stop", visible=False, elem_id="gz-offer-cancel")
         parts["offer_free"] = gr.Button(T("free_memory"), visible=False, elem_id="gz-offer-free")
     parts["offer_work"] = Html(visible=False, elem_id="gz-offer-work")
@@ -86,7 +87,6 @@ def _answers(parts: dict[str, Any]) -> None:
 def _quality(parts: dict[str, Any]) -> None:
     gr.Markdown(T("quality_title"), elem_classes="gz-title")
     gr.Markdown(T("quality_intro"), elem_classes="gz-soft")
-    parts["reference"] = gr.Dropdown([], label=T("quality_reference"), info=T("quality_reference_help"), elem_id="gz-quality-reference")
     with gr.Accordion(T("quality_settings"), open=False, elem_classes="gz-fold"):
         with gr.Row():
             parts["windows"] = gr.Number(24, label=T("quality_windows"), info=T("quality_windows_help"), precision=0, minimum=1, maximum=10_000,
@@ -113,27 +113,27 @@ def _quality(parts: dict[str, Any]) -> None:
 
 def _wire_models(page: Page, parts: dict[str, Any]) -> None:
     """The choices follow what is in models/; a choice that stands is not sent back."""
-    def listing(request: gr.Request, chosen: list[str] | None, reference: str | None):
+    def listing(request: gr.Request, chosen: list[str] | None):
         entries = [entry for entry in page.studio.catalog() if entry.ready]
-        there, choices = [entry.name for entry in entries], show.names(entries)
-        kept = [name for name in chosen or [] if name in there]
-        if not kept:
-            kept = ([entry.name for entry in entries if entry.loaded] + [name for name in there if name not in page.studio.loaded()])[:2]
-        words = language(request)
+        there, choices, words = [entry.name for entry in entries], show.names(entries), language(request)
+        kept = [name for name in chosen or [] if name in there] or _first(entries)
         lone = html.empty(tr(words, "compare_few"), [tr(words, "compare_few_help")]) if len(there) < 2 else ""
         models = gr.Dropdown(choices=choices) if kept == chosen else gr.Dropdown(choices=choices, value=kept)
-        first = gr.Dropdown(choices=choices) if reference in there else gr.Dropdown(choices=choices, value=_reference(entries))
-        return models, first, shown(lone)
+        return models, shown(lone)
 
     quiet = {**PRIVATE, "queue": False}
-    inputs, outputs = [parts["models"], parts["reference"]], [parts["models"], parts["reference"], parts["nothing"]]
-    page.version.change(listing, inputs, outputs, **quiet)
-    page.on_load(listing, inputs, outputs, queue=False)
+    outputs = [parts["models"], parts["nothing"]]
+    page.version.change(listing, parts["models"], outputs, **quiet)
+    page.on_load(listing, parts["models"], outputs, queue=False)
 
 
-def _reference(entries: list[Any]) -> str | None:
-    """The one with the most bits: what the others are variants of."""
-    return max(entries, key=lambda entry: (entry.bits or 16, entry.size)).name if entries else None
+def _first(entries: list[Any]) -> list[str]:
+    """What stands there at first: a loaded model and what has most in common with its name, a variant of it where there is one."""
+    if not entries:
+        return []
+    start = next((entry for entry in entries if entry.loaded), entries[0]).name
+    others = sorted((entry.name for entry in entries if entry.name != start), key=lambda name: -len(commonprefix([name, start])))
+    return [start, *others[:1]]
 
 
 TAB = Tab("tab_compare", 30, build)

@@ -33,7 +33,7 @@ class Offer:
     def wire(self) -> None:
         p, page = self.parts, self.page
         board = [p["offer_card"], p["offer_text"], p["offer"], p["offer_cancel"], p["offer_free"], p["offer_work"]]
-        outputs = [*board, p["models"], p["prompt"], p["reference"], page.version]
+        outputs = [*board, p["models"], p["prompt"], page.version]
         made = p["offer"].click(self.make, p["prompt"], outputs, concurrency_limit=None, **PRIVATE)
         made.success(self.flow.run, self.flow.inputs(self.widgets), self.flow.outputs(), concurrency_limit=None, **PRIVATE)
         p["offer_cancel"].click(self.cancel, None, None, queue=False, **PRIVATE)
@@ -85,7 +85,7 @@ class Offer:
             return {p["offer_work"]: shown(html.notice(kind, title, [what, remedy])), p["offer_free"]: gr.Button(visible=crowded)}
         chosen = [starter.NAME, *task.result]
         return {p["offer_work"]: shown(""), p["offer_card"]: gr.Column(visible=False), p["models"]: gr.Dropdown(value=chosen),
-                p["prompt"]: prompt or tr(words, "compare_example"), p["reference"]: gr.Dropdown(value=starter.NAME),
+                p["prompt"]: prompt or tr(words, "compare_example"),
                 self.page.version: self.page.studio.changed.version}
 
     def cancel(self) -> None:

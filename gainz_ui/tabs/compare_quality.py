@@ -30,7 +30,7 @@ class Measuring:
 
     def wire(self) -> None:
         p = self.parts
-        inputs = [p["reference"], p["models"], p["text"], p["windows"], p["window_tokens"], p["task"]]
+        inputs = [p["models"], p["text"], p["windows"], p["window_tokens"], p["task"]]
         outputs = [p["measure"], p["measure_cancel"], p["measure_free"], p["measure_work"], p["report"], p["report_view"], p["plot"], p["exports"]]
         p["measure"].click(self.start, inputs, outputs, concurrency_limit=None, **PRIVATE)
         p["measure_cancel"].click(self.cancel, None, None, queue=False, **PRIVATE)
@@ -41,12 +41,13 @@ class Measuring:
         self.page.on_load(self.come_back, None, outputs, concurrency_limit=None)
 
     # ------------------------------------------------------------------------------------------ doing
-    async def start(self, request: gr.Request, reference: str | None, names: list[str] | None, text: str, windows: float,
-                    window_tokens: float, task: bool) -> AsyncIterator[Update]:
+    async def start(self, request: gr.Request, names: list[str] | None, text: str, windows: float, window_tokens: float,
+                    task: bool) -> AsyncIterator[Update]:
+        """The first of the chosen variants is the reference."""
         words = language(request)
         try:
-            models = tuple(name for name in names or [] if name != reference)
-            ask = quality.Ask(reference or "", models, Path(text.strip()) if (text or "").strip() else None, int(windows or 0),
+            reference, *models = names or [""]
+            ask = quality.Ask(reference, tuple(models), Path(text.strip()) if (text or "").strip() else None, int(windows or 0),
                               int(window_tokens or 0), task)
         except GainzError as error:
             yield {self.parts["measure_work"]: shown(_error(words, error))}
