@@ -20,6 +20,11 @@ def claims(model: ModelDir) -> Claim | None:
     return Claim(60, f"awq in {' and '.join(quantization.files)}", format_of(quantization), float(quantization.bits))
 
 
+def check(model: ModelDir, options: LocalOptions) -> None:
+    from backends.engine.assemble import check_options
+    check_options(model, options)
+
+
 def load(model: ModelDir, options: LocalOptions, progress: ProgressFn, cancel: Cancel) -> Model:
     from backends.engine.assemble import assemble
     from backends.engine.awq_weights import AwqLayout
@@ -35,4 +40,4 @@ def load(model: ModelDir, options: LocalOptions, progress: ProgressFn, cancel: C
     return assemble(model, "awq", format_of(quantization), source, text, options, progress, cancel, source.notes)
 
 
-BACKEND = Backend("awq", "AWQ", ("torch", "safetensors", "tokenizers"), LocalOptions, claims, load, order=30)
+BACKEND = Backend("awq", "AWQ", ("torch", "safetensors", "tokenizers"), LocalOptions, claims, load, order=30, check=check)

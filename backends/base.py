@@ -465,7 +465,9 @@ def make_options(cls: type, values: Mapping[str, Any]) -> Any:
 @dataclass(frozen=True)
 class Backend:
     """One file in backends/ that defines ``BACKEND``. ``claims`` is cheap and imports nothing heavy; ``load`` runs in the
-    engine process (local) or in the front (remote) and may take long: it reports and honours ``cancel``."""
+    engine process (local) or in the front (remote) and may take long: it reports and honours ``cancel``. ``check`` runs
+    where ``load`` does, reads no weight, and raises what is wrong with the options on this machine: whoever reloads asks it
+    before the model that works is given up."""
 
     name: str
     title: str
@@ -475,6 +477,7 @@ class Backend:
     load: Callable[[ModelDir, Any, ProgressFn, Cancel], Model]
     local: bool = True
     order: int = 100
+    check: Callable[[ModelDir, Any], None] | None = None
 
     def missing(self) -> tuple[str, ...]:
         from importlib.util import find_spec

@@ -32,6 +32,11 @@ def claims(model: ModelDir) -> Claim | None:
     return None
 
 
+def check(model: ModelDir, options: Fp16Options) -> None:
+    from backends.engine.assemble import check_options
+    check_options(model, options)
+
+
 def load(model: ModelDir, options: Fp16Options, progress: ProgressFn, cancel: Cancel) -> Model:
     from backends.engine.assemble import assemble
     from backends.engine.text import TextCodec
@@ -42,4 +47,4 @@ def load(model: ModelDir, options: Fp16Options, progress: ProgressFn, cancel: Ca
 
 
 BACKEND = Backend("fp16", "FP16 / BF16 / FP32 (safetensors)",
-                  ("torch", "safetensors", "tokenizers"), Fp16Options, claims, load, order=10)
+                  ("torch", "safetensors", "tokenizers"), Fp16Options, claims, load, order=10, check=check)

@@ -44,6 +44,11 @@ def claims(model: ModelDir) -> Claim | None:
     return Claim(90, f"{path.name}, {file.architecture}", format_of(file), None if bits is None else round(bits, 2))
 
 
+def check(model: ModelDir, options: LocalOptions) -> None:
+    from backends.engine.assemble import check_options
+    check_options(model, options)
+
+
 def load(model: ModelDir, options: LocalOptions, progress: ProgressFn, cancel: Cancel) -> Model:
     from backends.engine.assemble import assemble
     from backends.engine.gguf_config import FAMILIES
@@ -61,4 +66,4 @@ def load(model: ModelDir, options: LocalOptions, progress: ProgressFn, cancel: C
     return assemble(model, "gguf", format_of(file), source, text, options, progress, cancel, (*source.notes, *notes))
 
 
-BACKEND = Backend("gguf", "GGUF", ("torch", "tokenizers", "jinja2"), LocalOptions, claims, load, order=40)
+BACKEND = Backend("gguf", "GGUF", ("torch", "tokenizers", "jinja2"), LocalOptions, claims, load, order=40, check=check)

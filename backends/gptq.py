@@ -33,6 +33,11 @@ def claims(model: ModelDir) -> Claim | None:
     return Claim(60, f"{quantization.method} in {' and '.join(quantization.files)}", format_of(quantization), bits)
 
 
+def check(model: ModelDir, options: LocalOptions) -> None:
+    from backends.engine.assemble import check_options
+    check_options(model, options)
+
+
 def load(model: ModelDir, options: LocalOptions, progress: ProgressFn, cancel: Cancel) -> Model:
     from backends.engine.assemble import assemble
     from backends.engine.compressed_weights import CompressedLayout
@@ -59,4 +64,4 @@ class Notes:
         return iter(self._source.notes)
 
 
-BACKEND = Backend("gptq", "GPTQ", ("torch", "safetensors", "tokenizers"), LocalOptions, claims, load, order=20)
+BACKEND = Backend("gptq", "GPTQ", ("torch", "safetensors", "tokenizers"), LocalOptions, claims, load, order=20, check=check)

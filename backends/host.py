@@ -92,8 +92,14 @@ class EngineHost:
                     raise InvalidRequest(f"{name!r} is loaded already.", field="model")
         return EngineModel(self, loaded)
 
-    def unload(self, name: str) -> None:
-        """Give the memory of ``name`` back; the last one ends the process. ModelNotLoaded."""
+    def check(self, name: str, path: str | Path, backend: str, options: Any, progress: ProgressFn, cancel: Cancel) -> None:
+        """Raises what the child can say against ``options`` without reading a weight; nothing changes."""
+        values = {item.name: getattr(options, item.name) for item in fields(options)}
+        with self._busy():
+            self._start(progress, cancel).call("check", name, str(path), backend, values).result()
+
+    def unload(self, name: str) -> Loaded:
+        """Give the memory of ``name`` back; the last one ends the process. Returns what `restore` takes. ModelNotLoaded."""
         with self._lock:
             loaded = self._models.pop(name, None)
         if loaded is None:
@@ -105,6 +111,13 @@ class EngineHost:
                 except GainzError:
                     if loaded.link.alive:                   # a death in between has given the memory back as well
                         raise
+        return loaded
+
+    def restore(self, loaded: Loaded) -> None:
+        """Have an unloaded model again as it was: it comes back when it is next asked for, as after a death."""
+        fresh = replace(loaded, link=None, gate=threading.Lock())
+        with self._lock:
+            self._models.setdefault(loaded.name, fresh)
 
     def model(self, name: str) -> Model | None:
         with self._lock:

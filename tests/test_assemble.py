@@ -12,10 +12,11 @@ import pytest
 import torch
 
 from backends.base import (
-    Cancel, Cancelled, ConfigConflict, InvalidRequest, LocalOptions, ModelDir, NotSupported, Progress, Request, Sampling,
-    Vocab, make_options)
+    Cancel, Cancelled, ConfigConflict, InvalidRequest, LocalOptions, MissingRequirement, ModelDir, NotSupported, Progress,
+    Request, Sampling, Vocab, make_options)
 from backends.engine.assemble import fit_vocab
 from backends.fp16 import BACKEND
+from backends.registry import Registry
 from tests import tiny
 
 FIXTURE = Path(__file__).parent / "fixtures" / "llama-fp16"
@@ -96,6 +97,21 @@ def test_a_kv_type_the_kernels_lack_is_refused(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(RefOps, "kv_types", ("float32",))
     with pytest.raises(NotSupported, match="int8"):
         load(kernels="ref", kv_type="int8")
+
+
+@pytest.mark.parametrize("name", [backend.name for backend in Registry.scan().backends if backend.local])
+def test_every_local_backend_can_say_beforehand_what_its_load_would_refuse(monkeypatch, name: str) -> None:
+    backend = Registry.scan().get(name)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    before = torch.get_num_threads()
+    monkeypatch.setattr("backends.kernels.ref.RefOps.kv_types", ("float32",))
+    good = {"device": "cpu", "kernels": "ref", "threads": before + 1}
+    for wrong, kind, word in (({"device": "cuda"}, MissingRequirement, "cuda"), ({"kernels": "triton"}, InvalidRequest, "triton"),
+                              ({"kv_type": "int8"}, NotSupported, "int8")):
+        with pytest.raises(kind, match=word):
+            backend.check(ModelDir.of(FIXTURE), make_options(backend.options, good | wrong))
+    backend.check(ModelDir.of(FIXTURE), make_options(backend.options, good))
+    assert torch.get_num_threads() == before
 
 
 def test_context_as_asked() -> None:

@@ -15,8 +15,8 @@ import pytest
 
 from backends import estimate as sizing
 from backends.base import (
-    BrokenFile, Cancel, Cancelled, EngineDied, EngineStopping, InvalidRequest, MemoryEstimate, ModelNotFound, ModelNotLoaded,
-    NameRefused, OutOfMemory, QueueFull, Request, Sampling, UnknownFormat)
+    BrokenFile, Cancel, Cancelled, EngineDied, EngineStopping, GainzError, InvalidRequest, MemoryEstimate,
+    MissingRequirement, ModelNotFound, ModelNotLoaded, NameRefused, OutOfMemory, QueueFull, Request, Sampling, UnknownFormat)
 from backends.host import EngineHost
 from backends.registry import Registry
 from gainz_ui.services.records import Records, safe_name
@@ -132,6 +132,36 @@ def test_a_reload_that_could_not_fit_leaves_what_works(studio, monkeypatch):
     with pytest.raises(OutOfMemory):
         studio.load("a", {"streams": 3})
     assert text(studio.submit(ask(1), "a")) == "a:0 "
+
+
+def test_a_reload_with_an_impossible_option_never_gives_up_what_works(studio):
+    studio.load("a", {"streams": 2})
+    answer, seen = studio.submit(ask(100_000), "a"), []
+    next(answer)
+    with pytest.raises(MissingRequirement, match="no such device"):
+        studio.load("a", {"fault": "option"}, seen.append)
+    assert next(answer).text and not any(report.stage == "unload" for report in seen)      # the running answer went on
+    answer.close()
+    assert dict(studio.loaded()["a"].options)["streams"] == 2 and text(studio.submit(ask(1))) == "a:0 "
+
+
+@pytest.mark.parametrize("fault,kind", [("memory", OutOfMemory), ("raise", GainzError), ("die", EngineDied)])
+def test_a_reload_that_fails_half_way_has_the_old_one_back(studio, fault, kind):
+    studio.load("a", {"streams": 2}), studio.load("b")
+    with pytest.raises(kind) as caught:
+        studio.load("a", {"fault": fault})
+    assert "comes back" in caught.value.evidence["kept"]
+    assert dict(studio.loaded()["a"].options) == {**dict(studio.loaded()["a"].options), "streams": 2, "fault": ""}
+    assert text(studio.submit(ask(1), "a")) == "a:0 "
+    assert text(studio.submit(ask(1))) == "b:0 "                   # and at its place among the others
+
+
+def test_a_cancelled_reload_has_the_old_one_back(studio):
+    studio.load("a", {"streams": 2})
+    cancel = Cancel()
+    with pytest.raises(Cancelled):
+        studio.load("a", {"load_ms": 20_000}, lambda report: cancel.set() if report.stage == "read" else None, cancel)
+    assert dict(studio.loaded()["a"].options)["streams"] == 2 and text(studio.submit(ask(1))) == "a:0 "
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")

@@ -77,7 +77,7 @@ class _Made:
 
 def _make(model: ModelDir, source: WeightSource, vocab: Vocab, options: LocalOptions, progress: ProgressFn,
           cancel: Cancel) -> _Made:
-    ops, passed = kernels.choose(options.kernels, options.device, _dtype(source, options.dtype), options.threads)
+    ops, passed = kernels.choose(options.kernels, options.device, _dtype(source.config, options.dtype), options.threads)
     watched = Watched(source, progress, cancel)
     built = archs.build(watched, ops, _quiet, cancel)
     cancel.raise_if_set("The load")
@@ -104,7 +104,7 @@ def _generic(model: ModelDir, source: Watched, ops: Ops, vocab: Vocab, options: 
 
 def _paged(built: archs.Arch, source: Watched, ops: Ops, vocab: Vocab, options: LocalOptions, path: str,
            notes: tuple[str, ...]) -> _Made:
-    kv_type, trained = _kv_type(options, ops, source), trained_context(source.config)
+    kv_type, trained = _kv_type(options, ops, source.config), trained_context(source.config)
     room = plan_room(built.layers, kv_type, options.context, trained, options.streams, _free(ops.device))
     decoder = PagedDecoder(built, PagedKV(built.layers, room.pages, kv_type, ops.device), vocab, room.context,
                            device=ops.device, prefixes=options.prefix_cache)
@@ -119,18 +119,29 @@ def _quiet(_: Progress) -> None:
 
 
 # ---------------------------------------------------------------------------------------------- choices
-def _dtype(source: WeightSource, asked: str) -> str:
+def check_options(model: ModelDir, options: LocalOptions) -> None:
+    """Raises what `assemble` would raise about device, kernels, types and threads: MissingRequirement, InvalidRequest,
+    NotSupported. Reads no weight, and leaves torch's threads as other models have them. Room is the estimate's business."""
+    threads = torch.get_num_threads()
+    try:
+        ops, _ = kernels.choose(options.kernels, options.device, _dtype(model.config, options.dtype), options.threads)
+        _kv_type(options, ops, model.config)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _dtype(config: Mapping[str, Any], asked: str) -> str:
     """Weights that are stored as float32 are computed in float32 unless told otherwise; else the kernels choose."""
     if asked != "auto":
         return asked
-    stored = str(source.config.get("dtype") or source.config.get("torch_dtype") or "").removeprefix("torch.")
-    return "float32" if stored == "float32" and "quantization_config" not in source.config else "auto"
+    stored = str(config.get("dtype") or config.get("torch_dtype") or "").removeprefix("torch.")
+    return "float32" if stored == "float32" and "quantization_config" not in config else "auto"
 
 
-def _kv_type(options: LocalOptions, ops: Ops, source: WeightSource) -> str:
+def _kv_type(options: LocalOptions, ops: Ops, config: Mapping[str, Any]) -> str:
     """"auto" is the kernels' favourite, except that whoever computes in float32 gets a cache in float32 too."""
     if options.kv_type == "auto":
-        return "float32" if _dtype(source, options.dtype) == "float32" and "float32" in ops.kv_types else ops.kv_types[0]
+        return "float32" if _dtype(config, options.dtype) == "float32" and "float32" in ops.kv_types else ops.kv_types[0]
     if options.kv_type not in ops.kv_types:
         raise NotSupported(f"The {ops.name} kernels cannot keep the KV cache as {options.kv_type}.", kv_type=options.kv_type,
                            known=", ".join(ops.kv_types))

@@ -5,8 +5,8 @@ or a question about health never waits for a computation. Loads and unloads have
 Refuses to know what a model or a page is. It lives as long as its pipe: when the front dies, even by kill -9, it ends.
 
 Commands (front → here):  (verb, id, *arguments)
-    load name path backend options revision · unload name · generate name request · tokenize name prompt special
-    detokenize name ids · stats · cancel · stop
+    load name path backend options revision · check name path backend options · unload name · generate name request
+    tokenize name prompt special · detokenize name ids · stats · cancel · stop
 Messages (here → front):  ("hello", pid) · ("beat", Beat) · ("progress", id, Progress) · ("done", id, value)
     ("fail", id, GainzError) · ("events", [(id, (Event, …)), …]) · ("crash", GainzError)
 """
@@ -172,6 +172,9 @@ class Worker:
         self.cancels[call] = cancel = Cancel()
         self.apart(call, f"loading {arguments[0]}", lambda: self.load(call, cancel, *arguments))
 
+    def do_check(self, call: int, *arguments: Any) -> None:
+        self.apart(call, f"checking options for {arguments[0]}", lambda: self.check(*arguments))
+
     def do_unload(self, call: int, name: str) -> None:
         self.apart(call, f"unloading {name}", lambda: self.unload(name))
 
@@ -202,6 +205,14 @@ class Worker:
     def forget(self, call: int) -> None:
         self.cancels.pop(call, None)
         self.answers.pop(call, None)
+
+    def check(self, name: str, path: str, backend: str, options: dict) -> None:
+        model = ModelDir.of(path, name)
+        chosen = self.registry.pick(model, backend)
+        choices = make_options(chosen.options, options)
+        if chosen.check is not None:
+            with self.loading:                              # threads and libraries are set up by one at a time
+                chosen.check(model, choices)
 
     def load(self, call: int, cancel: Cancel, name: str, path: str, backend: str, options: dict,
              revision: str | None) -> Any:

@@ -11,18 +11,19 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 from backends import estimate as sizing
 from backends.base import (
-    Cancel, EngineStopping, Event, GainzError, MemoryEstimate, Message, Model, ModelDir, ModelInfo, ModelNotLoaded,
-    OutOfMemory, Progress, ProgressFn, Request, UnknownFormat, make_options)
+    Cancel, EngineStopping, Event, GainzError, MemoryEstimate, Message, Model, ModelDir, ModelInfo, ModelNotLoaded, Progress,
+    ProgressFn, Request, UnknownFormat, make_options)
 from backends.host import EngineHost
 from backends.registry import Registry
 from gainz_ui.services import catalog as shelf
 from gainz_ui.services.catalog import BackendEntry, CatalogEntry
 from gainz_ui.services.records import Records
+from gainz_ui.services.reload import difference, refuse_if_too_big, values
 from gainz_ui.services.signals import Signal
 from gainz_ui.services.snapshot import Loading, Memory, Snapshot
 from gainz_ui.settings import Settings
@@ -87,7 +88,8 @@ class Studio:
     def load(self, name: str, options: Mapping[str, Any] = {}, progress: ProgressFn = _quiet,  # noqa: B006
              cancel: Cancel | None = None) -> ModelInfo:
         """Load ``name`` and return what it became. Loaded already with the same options: nothing happens; with others: it is
-        reloaded, and both are said through ``progress``. OutOfMemory before anything is read where it cannot fit."""
+        reloaded, and both are said through ``progress``. OutOfMemory before anything is read where it cannot fit. A reload
+        that is refused or fails leaves what was loaded."""
         self._raise_if_stopping()
         with self._gate(name):
             entry = self.entry(name)
@@ -96,27 +98,44 @@ class Studio:
             backend = self.registry.get(entry.backend)
             chosen, cancel = make_options(backend.options, options), cancel or Cancel()
             if (present := self.loaded().get(name)) is not None:
-                if dict(present.options) == _values(chosen):
+                if dict(present.options) == values(chosen):
                     progress(Progress("loaded", 1, 1, "already loaded with these options"))
                     return self.host.ensure(name, progress, cancel) if backend.local else present
-                self._make_way(present, chosen, progress)
+                return self._reload(present, entry, backend, chosen, progress, cancel)
             return self._load(entry, backend, chosen, progress, cancel)
 
-    def _make_way(self, present: ModelInfo, options, progress: ProgressFn) -> None:
-        """Unload for a reload with other options; not where these could not fit even then: what works stays."""
-        before, after = dict(present.options), _values(options)
-        if present.path != "remote":
-            free = sizing.free_memory(sizing.resolve(options)[0]) + (present.weights_bytes or 0)
-            _refuse_if_too_big(present.name, sizing.estimate(self.directory(present.name), options, free))
-        progress(Progress("unload", note=f"reloading with {_difference(before, after)}"))
-        self._unload(present.name)
+    def _reload(self, present: ModelInfo, entry: CatalogEntry, backend, options, progress, cancel: Cancel) -> ModelInfo:
+        """With other options. What can be known beforehand is looked at while the old one still answers; where the load
+        fails all the same, the old one comes back when it is next asked for."""
+        name, note = entry.name, f"reloading with {difference(dict(present.options), values(options))}"
+        if not backend.local:                               # it needs no memory: the new one first, then the old one goes
+            old = self._remote[name]
+            info = self._load(entry, backend, options, progress, cancel)
+            old.close()
+            return info
+        free = sizing.free_memory(sizing.resolve(options)[0]) + (present.weights_bytes or 0)
+        refuse_if_too_big(name, sizing.estimate(self.directory(name), options, free))
+        self.host.check(name, entry.path, backend.name, options, progress, cancel)
+        progress(Progress("unload", note=note))
+        with self._lock:
+            place = self._used.index(name)
+        kept = self._unload(name)
+        try:
+            return self._load(entry, backend, options, progress, cancel)
+        except GainzError as error:
+            self.host.restore(kept)
+            with self._lock:
+                self._used.insert(place, name)
+            error.evidence["kept"] = "the model as it was loaded before comes back when it is next asked for"
+            self.changed.emit()
+            raise
 
     def _load(self, entry: CatalogEntry, backend, options, progress: ProgressFn, cancel: Cancel) -> ModelInfo:
         with self._announced(entry.name, progress) as report:
             model = self.directory(entry.name)
             if backend.local:
                 expected = sizing.estimate(model, options)
-                _refuse_if_too_big(entry.name, expected)
+                refuse_if_too_big(entry.name, expected)
                 proxy = self.host.load(entry.name, entry.path, backend.name, options, report, cancel, entry.revision)
                 info = replace(proxy.info, estimate=proxy.info.estimate or expected)
                 self.host.annotate(entry.name, info)
@@ -135,14 +154,12 @@ class Studio:
             self._unload(name)
         self.changed.emit()
 
-    def _unload(self, name: str) -> None:
+    def _unload(self, name: str) -> Any:
+        """What the host needs to have a local model again."""
         with self._lock:
             self._used = [used for used in self._used if used != name]
             remote = self._remote.pop(name, None)
-        if remote is not None:
-            remote.close()
-        else:
-            self.host.unload(name)
+        return self.host.unload(name) if remote is None else remote.close()
 
     def restart(self) -> None:
         """End a stuck engine process at once; its models come back when they are next asked for."""
@@ -284,20 +301,3 @@ class Studio:
     def _raise_if_stopping(self) -> None:
         if self._stopping:
             raise EngineStopping("The server is shutting down.")
-
-
-def _values(options: Any) -> dict[str, Any]:
-    return {item.name: getattr(options, item.name) for item in fields(options)}
-
-
-def _difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key} {old.get(key)} → {value}" for key, value in new.items() if old.get(key) != value)
-
-
-def _refuse_if_too_big(name: str, expected: MemoryEstimate) -> None:
-    if not expected.fits:
-        fits = f"At most {expected.largest_context} tokens of context would fit." if expected.largest_context else \
-            "Not even its weights fit: unload a model, or choose a smaller quantization."
-        raise OutOfMemory(f"{name} does not fit the free memory.", remedy=fits, needed=expected.total, free=expected.free,
-                          weights=expected.weights, kv=expected.kv, context=expected.context,
-                          largest_context=expected.largest_context)

@@ -7,14 +7,15 @@ import signal
 import time
 from dataclasses import dataclass, field
 
-from backends.base import Backend, Claim, LocalOptions, ModelDir, ModelInfo, OutOfMemory, Progress
+from backends.base import (
+    Backend, Claim, LocalOptions, MissingRequirement, ModelDir, ModelInfo, OutOfMemory, Progress)
 
 
 @dataclass(frozen=True)
 class ToyOptions(LocalOptions):
     load_ms: int = field(default=0, metadata={"label": "Load time", "low": 0, "high": 60_000})
     megabytes: int = field(default=0, metadata={"label": "Memory", "low": 0, "high": 4096})
-    fault: str = field(default="", metadata={"label": "Fault", "choices": ("", "die", "die-once", "raise", "memory")})
+    fault: str = field(default="", metadata={"label": "Fault", "choices": ("", "die", "die-once", "raise", "memory", "option")})
 
 
 class ToyModel:
@@ -52,4 +53,9 @@ def load(model: ModelDir, options: ToyOptions, progress, cancel) -> ToyModel:
     return ToyModel(model, options)
 
 
-BACKEND = Backend("toy", "Toy", (), ToyOptions, claims, load)
+def check(model: ModelDir, options: ToyOptions) -> None:
+    if options.fault == "option":
+        raise MissingRequirement("This machine has no such device.", device="toy")
+
+
+BACKEND = Backend("toy", "Toy", (), ToyOptions, claims, load, check=check)
