@@ -137,6 +137,27 @@ def test_generate_is_greedy_and_its_stream_adds_up(program):
     assert end["cached_tokens"] < end["prompt_tokens"] == whole["prompt_tokens"]
 
 
+def test_stops_alike_streamed_and_whole_in_turn(program):                       # GE-20
+    """Same text and reason, no token computed beyond the stop, and nothing of one request left in the next."""
+    program.ready()
+    free = httpx.post(program.url + "/generate", json=BODY, timeout=60).json()["text"]
+    stop = max((free[at:at + 4] for at in range(len(free) - 4)), key=free.index)      # what comes first as late as may be
+    body = {**BODY, "stop": [stop], "max_tokens": 200}
+    seen, before = set(), dict(body)
+    for _ in range(2):
+        whole = httpx.post(program.url + "/generate", json=body, timeout=60).json()
+        time.sleep(1.5)                             # the engine's counters come with its heartbeat
+        computed = metric(program, "gainz_tokens_total")
+        *pieces, end = stream(program, body)
+        seen.add((whole["text"], whole["finish_reason"], whole["completion_tokens"]))
+        seen.add(("".join(piece["text"] for piece in pieces), end["finish_reason"], end["completion_tokens"]))
+        time.sleep(1.5)
+        assert metric(program, "gainz_tokens_total") - computed == end["completion_tokens"]
+    assert body == before
+    ((text, reason, tokens),) = seen
+    assert text == free[:free.index(stop)] and reason == "stop" and 1 < tokens <= 24
+
+
 def test_the_context_is_named_when_it_is_exceeded(program):
     program.ready()
     answer = httpx.post(program.url + "/generate", json={"prompt": "a", "max_tokens": 10_000_000}, timeout=60)
