@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 from backends.errors import (  # noqa: F401  (re-exported: one place to import the vocabulary from)
     BadSetting, BrokenFile, Cancelled, ChecksumMismatch, ConfigConflict, ContextTooLong, DiskFull, EngineDied,
     EngineStopping, FetchFailed, GainzError, InvalidRequest, JobDied, LoadError, MissingRequirement, ModelNotFound,
-    ModelNotLoaded, NameRefused, NoChatTemplate, NotSupported, OutOfMemory, PortTaken, QueueFull, RegistryError,
+    ModelNotLoaded, NameRefused, NameTaken, NoChatTemplate, NotSupported, OutOfMemory, PortTaken, QueueFull, RegistryError,
     StepFailed, UnknownFormat, UnsafeFile, UnsupportedTensor)
 
 if TYPE_CHECKING:  # annotations only: this module never imports torch

@@ -63,7 +63,7 @@ class ContextTooLong(InvalidRequest):
     code = "context_too_long"
     title = "Prompt and answer do not fit the context"
     symptom = "HTTP 400 naming the prompt's tokens and the context length."
-    check = "Read the prompt's token count in the message; /tokenize counts a text."
+    check = "Read the prompt's token count in the message."
     advice = "Shorten the prompt, ask for fewer tokens, or load the model with a larger context."
 
 
@@ -77,7 +77,7 @@ class NoChatTemplate(InvalidRequest):
 
 class ModelNotFound(GainzError):
     code = "model_not_found"
-    title = "No model of that name"
+    title = "There is no such model"
     symptom = "HTTP 404 naming the model asked for and those there are."
     check = "`python app.py models` lists the names."
     advice = "Use one of the listed names, or put the model's folder under models/."
@@ -87,7 +87,7 @@ class ModelNotLoaded(GainzError):
     code = "model_not_loaded"
     title = "The model is not loaded"
     symptom = "HTTP 409: the name is known, nothing of it is in memory."
-    check = "The header of the page and `/v1/models` show what is loaded."
+    check = "The header of the page and /health show what is loaded."
     advice = "Load it on the Models tab, or start with --load NAME."
 
 
@@ -257,6 +257,14 @@ class NameRefused(GainzError):
     symptom = "HTTP 400 naming the name."
     check = "Names are letters, digits, dot, dash and underscore."
     advice = "Choose a plain name."
+
+
+class NameTaken(NameRefused):
+    code = "name_taken"
+    title = "There is a model of that name already"
+    symptom = "An import, a pull or a variant is refused; nothing is overwritten."
+    check = "`python app.py models` lists the names."
+    advice = "Choose another name, or remove the old one first."
 
 
 class RegistryError(GainzError):

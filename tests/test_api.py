@@ -158,13 +158,13 @@ def test_sv_07_a_bad_value_is_a_400_that_names_the_field(studio, client, body, f
 @pytest.mark.parametrize("content,kind,code", [
     (b'{"prompt": "a"', "application/json", "invalid_json"), (b"[1]", "application/json", "invalid_request"),
     (b'{"prompt": "a"}', "text/plain", "invalid_request"), (b"", "application/json", "invalid_request"),
-    (b"[" * 100_000, "application/json", None), (b'{"prompt": "\xff"}', "application/json", None)])
+    (b"[" * 100_000, "application/json", "invalid_json"), (b'{"prompt": "\xff"}', "application/json", "invalid_json"),
+    (b'{"prompt": "a", "max_tokens": ' + b"9" * 5000 + b"}", "application/json", "invalid_json")])
 def test_a_body_that_is_no_json_object_is_a_400_with_a_hint(client, content, kind, code):
     response = client.post("/generate", content=content, headers={"content-type": kind})
     assert response.status_code == 400, response.text
     assert response.json()["error"]["message"]
-    if code:
-        assert response.json()["error"]["code"] == code and response.json()["error"]["remedy"]
+    assert response.json()["error"]["code"] == code and response.json()["error"]["remedy"]
 
 
 def test_get_for_post_says_how(client):

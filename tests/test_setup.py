@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shutil
@@ -31,6 +32,27 @@ def test_troubleshooting_is_made_from_the_errors():
         "run: python app.py doctor --troubleshooting > docs/troubleshooting.md"
     for kind in GainzError.registry.values():
         assert f"## {kind.code}" in troubleshooting.text()
+
+
+def test_every_code_that_the_api_itself_answers_with_is_explained():
+    told = {code for code, *_ in troubleshooting.WIRE} | set(GainzError.registry)
+    for file in (ROOT / "gainz_ui" / "api").glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            for text in (item.value for item in ast.walk(node) if isinstance(item, ast.Constant) and isinstance(item.value, str)):
+                if re.fullmatch(r"[a-z]+_(refused|required|json|error|large|allowed|found|request)", text):
+                    assert text in told, f"{file.name}: {text}"
+
+
+def test_the_errors_name_only_tabs_and_addresses_that_there_are():
+    from gainz_ui import i18n, shell
+    from gainz_ui.api import native
+    texts = troubleshooting.text() + " ".join(text for language in i18n.LANGUAGES for text in i18n.texts(language).values())
+    tabs = {i18n.texts("en")[tab.title] for tab in shell.scan()}
+    named = set(re.findall(r"\b([A-Z]\w+) tab\b", texts)) - {"The", "This", "Another"}
+    assert named <= tabs, named - tabs
+    routes = {route.path for route in native.router(None, None).routes}
+    addresses = {match for match in re.findall(r"(?<![\w/.~…-])(/[a-z][\w/]*)", troubleshooting.text())}
+    assert addresses <= routes, addresses - routes
 
 
 def test_torch_is_pinned_and_the_rest_has_bounds():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -13,8 +14,8 @@ from urllib.parse import unquote
 import pytest
 
 from backends.base import (BrokenFile, Cancel, Cancelled, ChecksumMismatch, DiskFull, FetchFailed, InvalidRequest,
-                           ModelNotFound, NameRefused, UnknownFormat)
-from gainz_ui.services import hub
+                           LoadError, ModelNotFound, NameRefused, NameTaken, NotSupported, UnknownFormat)
+from gainz_ui.services import hub, imports
 from gainz_ui.services.store import Store, check_name, check_room
 
 A, B = "a" * 40, "b" * 40
@@ -109,6 +110,7 @@ def test_a_snapshot_of_the_hubs_cache_can_be_imported(store, tmp_path):
     snapshot.mkdir(parents=True)
     (blobs / "one").write_bytes(b"weights")
     (snapshot / "model.safetensors").symlink_to("../../blobs/one")
+    (snapshot / "config.json").write_text("{}")
     store.add_local(snapshot, "cached")
     target = store.root / "cached" / "model.safetensors"
     assert target.read_bytes() == b"weights" and not target.is_symlink()
@@ -116,8 +118,9 @@ def test_a_snapshot_of_the_hubs_cache_can_be_imported(store, tmp_path):
 
 def test_an_import_never_overwrites(store, folder):
     store.add_local(folder)
-    with pytest.raises(NameRefused, match="already"):
+    with pytest.raises(NameTaken, match="already") as caught:
         store.add_local(folder)
+    assert "leave" not in caught.value.title and caught.value.remedy
 
 
 def test_import_of_nothing_or_of_no_model(store, tmp_path):
@@ -129,6 +132,58 @@ def test_import_of_nothing_or_of_no_model(store, tmp_path):
         store.add_local(text)
     with pytest.raises(UnknownFormat):
         store.add_local(tmp_path)
+
+
+def test_only_a_folder_that_is_a_model_at_its_top_is_imported(store, folder, tmp_path):
+    """A folder of models, the models folder itself, or a whole disk is refused before it is walked."""
+    store.add_local(folder)
+    for place in (store.root, tmp_path, Path("/")):
+        with pytest.raises(UnknownFormat, match="neither config.json nor a .gguf"):
+            store.add_local(place, "new")
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"w")
+    with pytest.raises(NameRefused, match="holds the models folder itself"):
+        store.add_local(tmp_path, "new")
+    assert store.names() == ["mine"]
+
+
+def test_a_folder_with_more_files_than_a_model_has_is_refused(store, folder, monkeypatch):
+    monkeypatch.setattr(imports, "MOST", 3)
+    (folder / "deep").mkdir()
+    (folder / "deep" / "more.json").write_text("{}")
+    with pytest.raises(UnknownFormat, match="more than 3 files"):
+        store.add_local(folder)
+
+
+def test_a_linked_folder_is_refused_and_not_left_out(store, folder, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (folder / "inner").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(NameRefused, match="link to a folder"):
+        store.add_local(folder)
+
+
+@pytest.mark.parametrize("place", ["~nobody-of-this-name/x", "a\0b", "x" * 5000, ""])
+def test_a_path_that_cannot_be_is_no_fault_of_ours(store, place):
+    with pytest.raises((ModelNotFound, UnknownFormat)):
+        store.add_local(place)
+
+
+@pytest.mark.parametrize("number,kind", [(errno.EACCES, LoadError), (errno.ENOSPC, DiskFull), (errno.EXDEV, NotSupported)])
+def test_what_the_system_refuses_is_said_in_our_words(store, folder, monkeypatch, number, kind):
+    def refuse(*_):
+        raise OSError(number, os.strerror(number), str(folder))
+    monkeypatch.setattr(os, "link", refuse)
+    with pytest.raises(kind) as caught:
+        store.add_local(folder, link=True)
+    assert caught.value.remedy and store.names() == []
+
+
+def test_a_folder_that_may_not_be_read_is_said_in_our_words(store, folder, monkeypatch):
+    def refuse(_):
+        raise PermissionError(errno.EACCES, "Permission denied", str(folder))
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    with pytest.raises(LoadError, match="cannot be read"):
+        store.add_local(folder)
 
 
 def test_a_cancelled_import_leaves_no_model(store, folder):

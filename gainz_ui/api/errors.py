@@ -21,10 +21,10 @@ log = logging.getLogger(__name__)
 STATUS: dict[type[GainzError], int] = {
     GainzError: 500,
     base.InvalidRequest: 400, base.NameRefused: 400, base.NotSupported: 400, base.BadSetting: 400,
-    base.ModelNotFound: 404, base.ModelNotLoaded: 409, base.Cancelled: 499,
+    base.ModelNotFound: 404, base.ModelNotLoaded: 409, base.NameTaken: 409, base.Cancelled: 499,
     base.LoadError: 422, base.MissingRequirement: 501,
     base.QueueFull: 429, base.EngineDied: 503, base.EngineStopping: 503, base.OutOfMemory: 503,
-    base.StepFailed: 500, base.RegistryError: 500, base.PortTaken: 500,
+    base.StepFailed: 500, base.JobDied: 500, base.RegistryError: 500, base.PortTaken: 500,
     base.DiskFull: 507, base.FetchFailed: 502,
 }
 _PLAIN = {404: ("not_found", "There is nothing at this address.", "The API's addresses are listed in README.md, section API."),
@@ -68,8 +68,7 @@ async def _invalid(request: Request, error: Exception) -> JSONResponse:
     fault = error.errors()[0]
     where = [str(part) for part in fault["loc"] if part not in ("body", "query", "path")]
     if fault["type"] == "json_invalid":
-        return JSONResponse(body("invalid_json", f"The body is no JSON: {fault.get('ctx', {}).get('error', fault['msg'])}.",
-                                 "Check quotes, commas and brackets; on a command line quote the whole body."), 400)
+        return _no_json(fault.get("ctx", {}).get("error", fault["msg"]))
     if not where:
         return JSONResponse(body("invalid_request", "The body must be a JSON object, sent as Content-Type: application/json.",
                                  "With curl: -H 'Content-Type: application/json' -d '{\"prompt\": \"Hello\"}'"), 400)
@@ -82,8 +81,25 @@ async def _invalid(request: Request, error: Exception) -> JSONResponse:
 
 async def _http(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
-    code, message, remedy = _PLAIN.get(error.status_code, ("http_error", str(error.detail), ""))
+    if error.status_code == 400:        # the one 400 of the framework's own: a body that it could not read as JSON
+        return _no_json(_why_no_json(error.__cause__ or error.__context__))
+    code, message, remedy = _PLAIN.get(error.status_code, ("http_error", str(error.detail), "See this answer's status and headers."))
     return JSONResponse(body(code, message, remedy), error.status_code, headers=error.headers)
+
+
+def _no_json(why: str) -> JSONResponse:
+    return JSONResponse(body("invalid_json", f"The body is no JSON: {why}.",
+                             "Check quotes, commas and brackets; on a command line quote the whole body."), 400)
+
+
+def _why_no_json(reason: BaseException | None) -> str:
+    if isinstance(reason, RecursionError):
+        return "it is nested too deeply"
+    if isinstance(reason, UnicodeDecodeError):
+        return f"byte {reason.start} is not UTF-8"
+    if isinstance(reason, ValueError) and "digits" in str(reason):
+        return "a number in it has too many digits"
+    return "it cannot be read"
 
 
 async def _unexpected(request: Request, error: Exception) -> JSONResponse:

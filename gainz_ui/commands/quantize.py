@@ -7,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from backends.base import Cancel, GainzError, ModelDir, NameRefused, ProgressFn, make_options
+from backends.base import Cancel, GainzError, ModelDir, NameTaken, ProgressFn, make_options
 from backends.recipe import QuantizeOptions
 from gainz_ui import __version__
 from gainz_ui.longwork import failed, watched
@@ -59,8 +59,8 @@ def make(store: Store, model: str, out: str | None, options: QuantizeOptions, te
     source = origin(store, model)
     name = out or default_name(model, options)
     if store.path(name).exists():
-        raise NameRefused(f"There is a model {name!r} already; it is not overwritten.", field="out",
-                          remedy="Choose another name with --out, or remove the old one first.")
+        raise NameTaken(f"There is a model {name!r} already; it is not overwritten.", field="out",
+                        remedy="Choose another name with --out, or remove the old one first.")
     with store.gather(name, progress, cancel) as folder:
         from backends.compress.job import run as work
         manifest = {"name": name, **work(source, options, folder, progress, cancel, text=text, versions={"gainz": __version__})}

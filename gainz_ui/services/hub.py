@@ -19,7 +19,8 @@ from urllib.parse import quote
 
 import httpx
 
-from backends.base import Cancel, ChecksumMismatch, FetchFailed, InvalidRequest, NameRefused, Progress, ProgressFn, UnknownFormat
+from backends.base import (
+    Cancel, ChecksumMismatch, FetchFailed, InvalidRequest, NameRefused, NameTaken, Progress, ProgressFn, UnknownFormat)
 from gainz_ui.services.imports import KEPT, plain_name
 from gainz_ui.services.store import CHUNK, Store, check_name, check_room
 
@@ -63,9 +64,9 @@ def pull(store: Store, repo: str, revision: str | None, files: tuple[str, ...] |
         if _is_here(store, name, repo, commit):
             return name
         if store.path(name).exists():
-            raise NameRefused(f"There is a model {name!r} already, of another source or revision; it is not overwritten.",
-                              field="name", there=store.manifest(name).get("revision"), wanted=commit,
-                              remedy="Give the new one another name, or remove the old one first.")
+            raise NameTaken(f"There is a model {name!r} already, of another source or revision; it is not overwritten.",
+                            field="name", there=store.manifest(name).get("revision"), wanted=commit,
+                            remedy="Give the new one another name, or remove the old one first.")
         wanted = choose(listed, files)
         with store.gather(f"{name[:100]}.{commit[:12]}", progress, cancel) as staging:
             rows = _fetch_all(client, repo, commit, wanted, staging, progress, cancel)

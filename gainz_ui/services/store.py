@@ -20,7 +20,7 @@ from typing import Any
 
 import filelock
 
-from backends.base import BrokenFile, Cancel, ChecksumMismatch, DiskFull, NameRefused, Progress, ProgressFn, read_json
+from backends.base import BrokenFile, Cancel, ChecksumMismatch, DiskFull, NameRefused, NameTaken, Progress, ProgressFn, read_json
 from gainz_ui.services.catalog import locate, places
 
 MANIFEST = "manifest.json"
@@ -134,8 +134,7 @@ class Store:
         """Make a gathered folder the model ``name``: manifest first, then one rename."""
         target = self.root / check_name(name)
         if self.path(name).exists():
-            raise NameRefused(f"There is a model {name!r} already; it is not overwritten.", field="name",
-                              remedy="Choose another name, or remove the old one first.")
+            raise NameTaken(f"There is a model {name!r} already; it is not overwritten.", field="name")
         with (staging / MANIFEST).open("w", encoding="utf-8") as file:
             json.dump(dict(manifest), file, indent=1, ensure_ascii=False)
             file.flush()

@@ -91,7 +91,8 @@ class Models:
         p["cancel"].click(self.cancel, None, None, **quiet)
         p["unload"].click(self.unload, p["catalog"], [p["notice"], p["api"], page.version], **PRIVATE)
         for button, start, inputs in p["add"]:
-            gr.on([button.click], _bound(self.bring, start), inputs, running, concurrency_limit=None, **PRIVATE)
+            said = p["said"].get(start, p["notice"])
+            gr.on([button.click], _bound(self.bring, start, said), inputs, [*dict.fromkeys([*running, said])], concurrency_limit=None, **PRIVATE)
         page.on_load(self.watch_all, None, running, concurrency_limit=None)
 
     def _widgets(self) -> list[Any]:
@@ -179,14 +180,15 @@ class Models:
             yield update
 
     async def bring(
-        self, start: Callable[..., tuple[str, str, Any]], request: gr.Request, *values: Any
+        self, start: Callable[..., tuple[str, str, Any]], said: Any, request: gr.Request, *values: Any
     ) -> AsyncIterator[Any]:
-        """Import or pull: ``start`` gives kind, subject and work."""
+        """Import or pull: ``start`` gives kind, subject and work; ``said``: where this form tells how it went."""
         words = language(request)
+        yield {said: shown("")}
         try:
             kind, subject, work = start(*values)
         except GainzError as error:
-            yield {self.parts["notice"]: shown(_error(words, error))}
+            yield {said: shown(_error(words, error))}
             return
 
         def then_tell(report: Any, cancel: Any) -> str:
@@ -194,7 +196,7 @@ class Models:
             self.studio.changed.emit()
             return name
 
-        async for update in self._watch(words, self.page.tasks.start(kind, subject, then_tell)):
+        async for update in self._watch(words, self.page.tasks.start(kind, subject, then_tell), said):
             yield update
 
     async def watch_all(self, request: gr.Request) -> AsyncIterator[Any]:
@@ -206,7 +208,8 @@ class Models:
         async for update in self._watch(language(request), running[-1]):
             yield update
 
-    async def _watch(self, words: str, task: Any) -> AsyncIterator[Any]:
+    async def _watch(self, words: str, task: Any, said: Any = None) -> AsyncIterator[Any]:
+        """Until ``task`` is over; its outcome goes to ``said``, else beside the chosen model."""
         p = self.parts
         while task.running:
             board = show.work(words, [t for t in self.page.tasks.running() if t.kind != "start"])
@@ -217,7 +220,7 @@ class Models:
             p["work"]: shown(show.work(words, rest)),
             p["cancel"]: gr.Button(visible=bool(rest)),
             p["load"]: gr.Button(visible=True),
-            p["notice"]: shown(_outcome(words, task)),
+            said or p["notice"]: shown(_outcome(words, task)),
             self.page.version: self.studio.changed.version,
         }
 
@@ -243,10 +246,10 @@ def _chosen(entries: list[Any], chosen: str | None) -> str | None:
     return chosen if chosen in names else next((e.name for e in entries if e.loaded), names[0] if names else None)
 
 
-def _bound(listener: Callable, start: Callable) -> Callable:
-    """``listener`` with its first argument given; Gradio wants a plain function with the request first."""
+def _bound(listener: Callable, *given: Any) -> Callable:
+    """``listener`` with its first arguments given; Gradio wants a plain function with the request first."""
     async def listen(request: gr.Request, *values: Any):
-        async for update in listener(start, request, *values):
+        async for update in listener(*given, request, *values):
             yield update
     return listen
 

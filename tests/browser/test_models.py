@@ -107,4 +107,5 @@ def test_a_broken_entry_says_why_and_an_import_that_fails_too(stage, visit):
     page.locator("#gz-add-local button").first.click()
     page.fill("#gz-path input, #gz-path textarea", "/nowhere")
     page.click("#gz-import")
-    expect(page.locator("#gz-models-notice")).to_contain_text("There is nothing at /nowhere.")
+    expect(page.locator("#gz-import-notice")).to_contain_text("There is nothing at /nowhere.")      # beside the form, not the model
+    expect(page.locator("#gz-models-notice")).to_be_hidden()
