@@ -6,21 +6,14 @@ import itertools
 from collections.abc import Iterable, Sequence
 from html import escape as _escape
 
+from gainz_ui.units import size
+
 _serial = itertools.count(1)            # makes the same file twice two different elements
 
 
 def escape(text: str) -> str:
     """Safe as content and as attribute, on one line."""
     return _escape(text).replace("\r", "").replace("\n", "&#10;")
-
-
-def size(count: float) -> str:
-    """Bytes for people, decimal units: 98 MB, 1.2 GB."""
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= scale:
-            value = count / scale
-            return f"{value:.1f} {unit}" if value < 10 else f"{value:.0f} {unit}"
-    return f"{count:.0f} B"
 
 
 def number(count: float) -> str:

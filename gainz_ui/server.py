@@ -43,10 +43,14 @@ class House:
 
 
 def furnish(settings: Settings, studio: Studio | None = None) -> House:
-    """The services over one set of settings; folders are made where they are missing."""
+    """The services over one set of settings; a folder that is missing is made, but not the folders above it: a mistyped path
+    must not become an empty place."""
     for folder in (settings.models, settings.outputs, settings.logs):
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(exist_ok=True)
+        except FileNotFoundError as error:
+            raise BadSetting(f"There is no folder {folder.parent} to hold {folder.name}.", folder=folder,
+                             remedy="Correct the path, or make the folder first.") from error
         except OSError as error:
             raise BadSetting(f"The folder {folder} cannot be made.", folder=folder, reason=error.strerror or error) from error
     studio, store, tasks = studio or Studio(settings), Store(settings.models), Tasks()

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, TextIO
 
 from backends.base import GainzError, Progress
-from gainz_ui.services.doctor import size
+from gainz_ui.units import size
 
 BYTES = {"fetch", "unpack", "import", "verify"}     # stages counted in bytes
 PAUSE = 0.1                                         # seconds between two changes of a terminal's line

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
 import shutil
@@ -163,7 +164,10 @@ def test_import_models_verify_remove_from_the_command_line(tmp_path):
     fixture = ROOT / "tests" / "fixtures" / "llama-fp16"
     assert run("import", str(fixture), "--name", "tiny", *models).stdout == "tiny\n"
     listed = run("models", "--json", *models)
-    assert '"name": "tiny"' in listed.stdout and listed.returncode == 0
+    (entry,) = json.loads(listed.stdout)
+    size = sum(file.stat().st_size for file in (tmp_path / "models" / "tiny").iterdir() if file.name != "manifest.json")
+    assert list(entry)[:5] == ["name", "format", "bits", "revision", "bytes"] and listed.returncode == 0
+    assert (entry["name"], entry["format"], entry["bits"]) == ("tiny", "safetensors float16", 16) and 0 <= entry["bytes"] - size < 5000
     assert run("verify", "tiny", *models).returncode == 0
     weights = tmp_path / "models" / "tiny" / "model.safetensors"
     data = bytearray(weights.read_bytes())
@@ -206,3 +210,8 @@ def test_a_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(BadSetting, match="cannot be made"):
         server.furnish(Settings(models=tmp_path / "file" / "models", outputs=tmp_path, logs=tmp_path))
+
+
+def test_a_mistyped_folder_is_said_not_made(tmp_path):
+    answer = run("serve", "--port", "0", "--models", str(tmp_path / "nope" / "models"))
+    assert answer.returncode == 2 and "There is no folder" in answer.stderr and not (tmp_path / "nope").exists()

@@ -30,17 +30,17 @@ def plan_room(layers: Sequence[LayerKV], kv_type: str, context: int, trained: in
     wanted, notes = context or _automatic(page, trained or UNKNOWN_CONTEXT, streams, free), []
     need = -(-wanted // PAGE)
     if most < need:
-        raise OutOfMemory(f"A KV cache for {wanted} tokens does not fit.",
+        raise OutOfMemory(f"A KV cache for {wanted:,} tokens does not fit.",
                           needed=need * page, free=free, largest_context=most * PAGE)
     if not context and wanted < (trained or 0):
-        notes.append(f"Context {wanted} of the trained {trained}: more, for {streams} streams, would take over half of the "
+        notes.append(f"Context {wanted:,} of the trained {trained:,}: more, for {streams} streams, would take over half of the "
                      "free memory")
     if trained and wanted > trained:
-        notes.append(f"Context {wanted} is beyond the trained {trained}: answers may get worse there")
+        notes.append(f"Context {wanted:,} is beyond the trained {trained:,}: answers may get worse there")
     pages = min(most, need * streams)
     if pages < need * streams:
-        notes.append(f"KV cache for {pages * PAGE} tokens, shared by all streams; {streams} full contexts would need "
-                     f"{need * streams * PAGE}")
+        notes.append(f"KV cache for {pages * PAGE:,} tokens, shared by all streams; {streams} full contexts would need "
+                     f"{need * streams * PAGE:,}")
     return Room(wanted, pages, tuple(notes))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
 from gainz_ui.services.store import Store
 from gainz_ui.settings import Settings
@@ -14,9 +15,16 @@ SETTINGS = ("models",)
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", help="name of the model")
+    parser.add_argument("--yes", action="store_true", help="do not ask")
 
 
 def run(settings: Settings, given: argparse.Namespace) -> int:
-    Store(settings.models).remove(given.name)
+    store = Store(settings.models)
+    if not given.yes and sys.stdin.isatty():        # a script that gives a name means it
+        say(f"{store.existing(given.name)} will be deleted for good. A server that has it loaded keeps it in memory only.")
+        if input("Delete it? [y/N] ").strip().lower() not in ("y", "yes"):
+            say("Nothing was removed.")
+            return 1
+    store.remove(given.name)
     say(f"Removed: {given.name}")
     return 0

@@ -23,6 +23,7 @@ from backends.registry import Registry
 from gainz_ui.services import gpu
 from gainz_ui.services.ports import port_state
 from gainz_ui.settings import Settings
+from gainz_ui.units import size
 
 TORCH = "2.13.0"
 STARTER_ROOM = 1 << 30      # bytes below which the disk is called short
@@ -62,15 +63,6 @@ def examine(settings: Settings, registry: Registry | None = None, *, deep: bool 
     parts = (_system(), _packages(), _memory(), _disk(settings), _port(settings), _compiler(), _backends(registry or Registry.scan()),
              _probed(probed) if probed else (), gpu.checks((probed or {}).get("torch")))
     return Report(tuple(check for part in parts for check in part))
-
-
-def size(count: float) -> str:
-    """Bytes for people, in powers of 1024."""
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if count < 1024 or unit == "TiB":
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    raise AssertionError
 
 
 # ---------------------------------------------------------------------------------------------- light

@@ -73,7 +73,8 @@ def pairing(found: Gpus, torch: dict[str, Any]) -> tuple[str, str, str]:
 
 def checks(torch: dict[str, Any] | None, found: Gpus | None = None) -> Iterator[Any]:
     """Findings for the doctor. ``torch`` None: it was not asked, the pairing is left out."""
-    from gainz_ui.services.doctor import Check, size
+    from gainz_ui.services.doctor import Check
+    from gainz_ui.units import size
     found = found or find()
     if not found.devices:
         yield Check("gpu", "GPU", "info", f"none: {found.reason or 'the driver lists no device'}; models run on the CPU")
