@@ -68,7 +68,7 @@ def register(studio: Studio, jobs: Jobs) -> None:
 
     chat = _taking(chat, message=str, history=(list[dict] | None, None), system=(str | None, None), **_fields(None))
     generate = _taking(generate, prompt=str, **_fields(256))
-    compare, quantize = api_variants.functions(studio, jobs, spoken, make_request)
+    compare, quantize = api_variants.functions(studio, jobs, spoken)
     for function in (chat, compare, generate, load, models, quantize, unload):
         # evaluated here: gr.api reads the hints themselves, and this file's are text
         function.__annotations__ = get_type_hints(function)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from backends.base import Message, make_options
+from backends.base import InvalidRequest, Message, Request, Sampling, make_options
 from backends.recipe import QuantizeOptions
 from gainz_ui.services import compare as side_by_side
 from gainz_ui.services.jobs import Jobs
@@ -21,7 +21,7 @@ from gainz_ui.services.variants import Variants
 BEAT_SECONDS = 0.25
 
 
-def functions(studio: Any, jobs: Jobs, spoken: Callable[[Callable[[], Any]], Any], make_request: Callable[..., Any]) -> tuple[Callable, ...]:
+def functions(studio: Any, jobs: Jobs, spoken: Callable[[Callable[[], Any]], Any]) -> tuple[Callable, ...]:
     """compare and quantize. ``spoken``: turns a typed error into one that the client hears."""
     def compare(prompt: str, models: list[str], max_tokens: int | None = 256, temperature: float = 0.0, seed: int | None = None,
                 system: str | None = None, in_turn: bool = False, plain: bool = False, options: dict | None = None) -> dict:
@@ -29,9 +29,8 @@ def functions(studio: Any, jobs: Jobs, spoken: Callable[[Callable[[], Any]], Any
         each parts from the first. `in_turn`: one after another, so that their speeds are those of each alone. `plain`: the prompt
         as it is, without a chat template. `options`: further sampling fields, as for /generate."""
         turns = prompt if plain else (*((Message("system", system),) if system else ()), Message("user", prompt))
-        more = dict(options or {})
-        top_p, stop = more.pop("top_p", 1.0), more.pop("stop", None)
-        request = spoken(lambda: make_request(turns, max_tokens, temperature, top_p, seed, stop, more))
+        given = {"max_tokens": _whole(max_tokens), "temperature": temperature, "seed": _whole(seed), **(options or {})}
+        request = spoken(lambda: Request(turns, make_options(Sampling, _lists(given))))
         plan = spoken(lambda: side_by_side.plan(studio, models, in_turn, side_by_side.room(request)))
         yield from _growing(spoken(lambda: side_by_side.Comparison(studio, plan, request)))
 
@@ -49,9 +48,9 @@ def functions(studio: Any, jobs: Jobs, spoken: Callable[[Callable[[], Any]], Any
 
 def _growing(comparison: side_by_side.Comparison) -> Iterator[dict]:
     try:
-        while comparison.running:
-            comparison.wait(BEAT_SECONDS)
+        while comparison.running:       # at once the first time: only a call that has answered can be cancelled
             yield side_by_side.to_dict(comparison, comparison.shots())
+            comparison.wait(BEAT_SECONDS)
         yield side_by_side.to_dict(comparison, comparison.shots())
     finally:
         comparison.stop()
@@ -66,9 +65,27 @@ def _working(kind: str, subject: str, work: Callable, spoken: Callable) -> Itera
             seen = task.progress
             yield {"stage": seen.stage, "done": seen.done, "total": seen.total, "note": seen.note}
             time.sleep(BEAT_SECONDS)
-        yield {"stage": "done", **spoken(task.outcome)}
+        yield {"stage": "done", **_files(spoken(task.outcome))}
     finally:
         task.cancel.set()
+
+
+def _files(value: Any) -> Any:
+    """A manifest whose files have a ``file`` for a ``path``: Gradio's client takes every object with a "path" for a file to fetch."""
+    if isinstance(value, dict):
+        return {"file" if key == "path" else key: _files(item) for key, item in value.items()}
+    return [_files(item) for item in value] if isinstance(value, list) else value
+
+
+def _lists(given: dict[str, Any]) -> dict[str, Any]:
+    """JSON's lists and objects as the tuples that `Sampling` holds."""
+    out = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    if isinstance(bias := out.get("logit_bias"), dict):
+        try:
+            out["logit_bias"] = tuple((int(token), float(value)) for token, value in bias.items())
+        except (TypeError, ValueError) as error:
+            raise InvalidRequest("logit_bias maps token ids to numbers.", field="logit_bias") from error
+    return out
 
 
 def _whole(value: Any) -> Any:

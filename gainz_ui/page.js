@@ -49,28 +49,26 @@
     setTimeout(function () { URL.revokeObjectURL(link.href); }, 10000);
   }
 
-  // A plot as PNG: its SVG layers, one over the other on the card's colour, painted at twice the size. Nothing leaves the browser.
+  // A plot as PNG: its SVG layers as one picture on the card's colour, painted at twice the size. Nothing leaves the browser.
   function picture(place, name) {
-    var plot = document.querySelector('#gz-plot-' + place + ' .js-plotly-plot'), layers = plot ? plot.querySelectorAll('svg.main-svg') : [];
+    var layers = document.querySelectorAll('#gz-plot-' + place + ' .js-plotly-plot svg.main-svg');
     if (!layers.length) { return; }
-    var box = layers[0].getBoundingClientRect(), canvas = document.createElement('canvas'), pen = canvas.getContext('2d'), left = layers.length;
-    canvas.width = 2 * box.width; canvas.height = 2 * box.height;
-    pen.fillStyle = getComputedStyle(html).getPropertyValue('--gz-card') || '#fff';
-    if (document.body.classList.contains('dark')) { pen.fillStyle = getComputedStyle(document.body).getPropertyValue('--gz-card'); }
-    pen.fillRect(0, 0, canvas.width, canvas.height);
-    var images = Array.prototype.map.call(layers, function (layer) {
-      var copy = layer.cloneNode(true), image = new Image();
-      copy.setAttribute('xmlns', 'http://www.w3.org/2000/svg');
-      copy.setAttribute('width', box.width); copy.setAttribute('height', box.height);
-      image.onload = function () {
-        left -= 1;
-        if (left) { return; }
-        images.forEach(function (one) { pen.drawImage(one, 0, 0, canvas.width, canvas.height); });
-        canvas.toBlob(function (blob) { save(blob, name); }, 'image/png');
-      };
-      image.src = 'data:image/svg+xml;charset=utf-8,' + encodeURIComponent(new XMLSerializer().serializeToString(copy));
-      return image;
-    });
+    var box = layers[0].getBoundingClientRect(), whole = layers[0].cloneNode(true), image = new Image();
+    for (var i = 1; i < layers.length; i++) {           // in one document, since layers refer to each other's gradients
+      Array.prototype.forEach.call(layers[i].cloneNode(true).childNodes, function (part) { whole.appendChild(part.cloneNode(true)); });
+    }
+    whole.setAttribute('xmlns', 'http://www.w3.org/2000/svg');
+    whole.setAttribute('width', box.width); whole.setAttribute('height', box.height);
+    image.onload = function () {
+      var canvas = document.createElement('canvas'), pen = canvas.getContext('2d');
+      canvas.width = 2 * box.width; canvas.height = 2 * box.height;
+      pen.fillStyle = getComputedStyle(document.querySelector('.gz-card')).getPropertyValue('--gz-card');
+      pen.fillRect(0, 0, canvas.width, canvas.height);
+      pen.drawImage(image, 0, 0, canvas.width, canvas.height);
+      canvas.toBlob(function (blob) { save(blob, name); }, 'image/png');
+    };
+    var text = new XMLSerializer().serializeToString(whole).replace(/url\((&quot;|['"])?[^)#]*#/g, 'url($1#');   // gradients: of this document
+    image.src = 'data:image/svg+xml;charset=utf-8,' + encodeURIComponent(text);
   }
 
   var clicks = {

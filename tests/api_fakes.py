@@ -34,7 +34,7 @@ class FakeStudio:
     def model(self, name=None):
         if name is None and not self.present:
             raise ModelNotLoaded("No model is loaded.", field="model")
-        if name not in (None, "tiny"):
+        if name not in (None, "tiny") and name not in self.present:
             raise ModelNotFound(f"There is no model {name!r}.", field="model")
         return SimpleNamespace(info=INFO)
 
@@ -43,6 +43,14 @@ class FakeStudio:
 
     def catalog(self):
         return [SimpleEntry("tiny")]
+
+    def entry(self, name):
+        if name not in ("tiny", "small"):
+            raise ModelNotFound(f"There is no model {name!r}.", field="model")
+        return SimpleEntry(name)
+
+    def details(self, name):
+        return SimpleNamespace(hidden=64, inner=128, parameters=1000, trained_context=64)
 
     def load(self, name, options={}, progress=lambda p: None, cancel=None):  # noqa: B006
         self.model(name)

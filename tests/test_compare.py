@@ -211,8 +211,8 @@ def test_marks_cover_the_text_and_say_what_differs():
     text, reference = "The sky isn't blue today, friends", "The sky is blue today, Tom"
     parts = marked(text, 7, reference)
     assert "".join(piece for _, piece in parts) == text
-    assert parts == [("same", "The sky"), ("first", " isn't"), ("same", " blue today,"), ("other", " friends")]
+    assert parts == [("same", "The sky "), ("first", "isn't"), ("same", " blue today,"), ("other", " friends")]
     assert marked(text, None) == [("same", text)]
-    assert marked(text, 7) == [("same", "The sky"), ("first", " isn't"), ("other", " blue today, friends")]
+    assert marked(text, 7) == [("same", "The sky "), ("first", "isn't"), ("other", " blue today, friends")]
     assert marked("The sky", 7, "The sky is") == [("same", "The sky"), ("first", "")], "it ended here"
 

@@ -12,13 +12,14 @@ import pytest
 from gradio_client import Client
 from gradio_client.exceptions import AppError
 
+from backends.base import Progress
 from gainz_ui import api_names, server
 from gainz_ui.services.jobs import Jobs
 from gainz_ui.services.startup import Startup
 from gainz_ui.services.store import Store
 from gainz_ui.services.tasks import Tasks
 from gainz_ui.settings import Settings
-from tests.api_fakes import FULL, FakeStudio
+from tests.api_fakes import FULL, INFO, FakeStudio
 
 FROZEN = {"/chat", "/compare", "/generate", "/load", "/models", "/quantize", "/unload"}       # README and other people's scripts call these
 
@@ -146,6 +147,53 @@ def test_models_load_unload(studio, client):
     assert loaded["name"] == "tiny" and loaded["decoder"] == "fused"
     with pytest.raises(AppError, match="no model 'absent'"):
         client.predict("absent", api_name="/load")
+
+
+def test_compare_yields_all_answers_as_they_grow(studio, client):
+    studio.present, studio.pace = {"tiny": INFO, "small": INFO}, 0.02
+    seen = list(client.submit("Hi", ["tiny", "small"], 30, options={"top_p": 0.9, "top_k": 3}, api_name="/compare"))
+    last = seen[-1]
+    assert len(seen) >= 2 and last["mode"] == "at once" and last["reference"] == "tiny"
+    assert [(answer["model"], answer["state"], answer["tokens"]) for answer in last["answers"]] == [("tiny", "done", 30), ("small", "done", 30)]
+    assert last["answers"][1]["parts_at_token"] is None and last["answers"][0]["text"].startswith("w0 w1 w2 ")
+    assert {request.sampling.seed for request in studio.requests} == {last["seed"]} and studio.requests[0].sampling.top_p == 0.9
+    with pytest.raises(AppError, match="2 to 4 different models"):
+        client.predict("Hi", ["tiny"], api_name="/compare")
+    with pytest.raises(AppError, match="no model 'absent'"):
+        client.predict("Hi", ["tiny", "absent"], api_name="/compare")
+
+
+def test_leaving_a_comparison_stops_it(studio, client):
+    studio.present, studio.pace = {"tiny": INFO, "small": INFO}, 0.02
+    job = client.submit("Hi", ["tiny", "small"], 5000, api_name="/compare")
+    deadline = time.monotonic() + 10
+    while (studio.running < 2 or not job.outputs()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert studio.running == 2
+    job.cancel()
+    deadline = time.monotonic() + 5
+    while studio.running and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert studio.running == 0
+
+
+def test_quantize_tells_how_far_it_is_and_gives_the_manifest(site, studio, client, monkeypatch):
+    def run(jobs, command, arguments, progress, cancel, need=0):
+        progress(Progress("quantize", 3, 30, "layer 3"))
+        time.sleep(0.6)
+        return {"name": arguments[arguments.index("--out") + 1], "given": arguments, "files": [{"path": "model.safetensors", "size": 1}]}
+
+    monkeypatch.setattr(Jobs, "run", run)
+    seen = list(client.submit("tiny", "awq", options={"samples": 8, "mse": False}, api_name="/quantize"))
+    assert {"stage": "quantize", "done": 3, "total": 30, "note": "layer 3"} in seen
+    assert seen[-1]["stage"] == "done" and seen[-1]["name"] == "tiny-awq-4bit-g64"
+    assert seen[-1]["given"] == ["--model", "tiny", "--out", "tiny-awq-4bit-g64", "--method=awq", "--no-mse", "--samples=8"]
+    with pytest.raises(AppError, match="AWQ files hold 4-bit weights"):
+        client.predict("tiny", "awq", 3, api_name="/quantize")
+    with pytest.raises(AppError, match="Groups of 128 do not divide"):
+        client.predict("tiny", "gptq", 4, 128, api_name="/quantize")
+    with pytest.raises(AppError, match="Unknown option 'sample'"):
+        client.predict("tiny", options={"sample": 1}, api_name="/quantize")
 
 
 def test_errors_say_what_and_what_to_do(studio, client):

@@ -293,11 +293,11 @@ def marked(text: str, at: int | None, reference: str = "") -> list[tuple[str, st
     if at is None:
         return [("same", text)]
     head, tail = text[:at], text[at:]
-    first = re.match(r"\s*[^\s]+", tail)
+    first = re.match(r"(\s*)(\S+)", tail)
     if first is None:
         return [("same", head), ("first", tail)]
     rest = tail[first.end():]
-    parts = [("same", head), ("first", first.group()), *_words(rest, reference[at:] if reference else "")]
+    parts = [("same", head + first[1]), ("first", first[2]), *_words(rest, reference[at:] if reference else "")]
     return [part for part in parts if part[1]]
 
 

@@ -96,7 +96,7 @@ class Variants:
 def _part(progress: ProgressFn, number: int, count: int, name: str) -> Callable[[Progress], None]:
     """One of ``count`` equally long pieces of work."""
     def report(seen: Progress) -> None:
-        note = " · ".join(part for part in (f"{name} ({number + 1}/{count})" if count > 1 else name, seen.note) if part)
+        note = f"{name} ({number + 1}/{count})" if count > 1 else name
         progress(Progress(seen.stage, number * seen.total + seen.done, count * seen.total, note))
     return report
 

@@ -16,6 +16,7 @@ from gainz_ui.services import starter
 from gainz_ui.services.variants import Variants
 from gainz_ui.tabs.compare_flow import Flow
 from gainz_ui.tabs.compare_quality import freed
+from gainz_ui.tabs.compare_view import names
 from gainz_ui.tabs.models_view import work
 from gainz_ui.widgets import shown
 
@@ -78,13 +79,14 @@ class Offer:
 
     def _ended(self, words: str, task: Any, prompt: str) -> Update:
         p = self.parts
+        if task.state == "cancelled":
+            return {p["offer_work"]: shown(html.notice("warn", tr(words, "work_cancelled", name=task.subject)))}
         if task.error is not None:
             crowded = isinstance(task.error, OutOfMemory) and bool(self.page.studio.loaded())
-            kind = "warn" if task.state == "cancelled" else "bad"
             title, what, remedy = explain(words, task.error)
-            return {p["offer_work"]: shown(html.notice(kind, title, [what, remedy])), p["offer_free"]: gr.Button(visible=crowded)}
+            return {p["offer_work"]: shown(html.notice("bad", title, [what, remedy])), p["offer_free"]: gr.Button(visible=crowded)}
         chosen = [starter.NAME, *task.result]
-        return {p["offer_work"]: shown(""), p["offer_card"]: gr.Column(visible=False), p["models"]: gr.Dropdown(value=chosen),
+        return {p["offer_work"]: shown(""), p["offer_card"]: gr.Column(visible=False), p["models"]: gr.Dropdown(choices=names(self.page.studio.catalog()), value=chosen),
                 p["prompt"]: prompt or tr(words, "compare_example"),
                 self.page.version: self.page.studio.changed.version}
 

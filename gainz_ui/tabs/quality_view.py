@@ -85,8 +85,7 @@ def _difference(words: str, row: Row) -> str:
     task = row.get("questions")
     if not task:
         return ""
-    points = lambda value: f"{100 * value:+.1f}"  # noqa: E731
-    return _value(f"{points(task['difference'])} %", f"{points(task['difference_low'])} – {points(task['difference_high'])} %")
+    return _value(tr(words, "points", value=_signed(task["difference"])), f"{_signed(task['difference_low'])} – {_signed(task['difference_high'])}")
 
 
 def _flips(words: str, row: Row) -> str:
@@ -108,6 +107,10 @@ def _place(words: str, row: Row) -> str:
 
 def _interval(words: str, low: float | None, high: float | None, show: Callable[[float], str]) -> str:
     return tr(words, "no_interval") if low is None or high is None else f"{show(low)} – {show(high)}"
+
+
+def _signed(share: float) -> str:
+    return f"{100 * share:+.1f}".replace("-", "−")
 
 
 def _percent(share: float) -> str:

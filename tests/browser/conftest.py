@@ -56,7 +56,7 @@ class Stage:
         from gainz_ui.services.tasks import Tasks
         self.studio, self.tasks, self.port = FakeStudio(), Tasks(), free_port()
         self.url = f"http://127.0.0.1:{self.port}/"
-        self.startup = Startup(self.tasks)
+        self.startup, self.jobs = Startup(self.tasks), ScriptedJobs(self.studio)
         self.blocks = None
         self._server = self._make()
         self._thread = threading.Thread(target=self._server.run, daemon=True)
@@ -70,7 +70,8 @@ class Stage:
         from gainz_ui import shell
         from gainz_ui.api.security import Guard
         from gainz_ui.settings import Settings
-        self.blocks = shell.build(self.studio, Settings(), FakeStore(), self.tasks, doctor=report, startup=self.startup)
+        self.blocks = shell.build(self.studio, Settings(), FakeStore(), self.tasks, doctor=report, startup=self.startup,
+                                  jobs=self.jobs)
         app = gr.mount_gradio_app(
             fastapi.FastAPI(docs_url=None, redoc_url=None, openapi_url=None), self.blocks, path="/", **shell.mount_options()
         )
@@ -86,6 +87,7 @@ class Stage:
         studio._models.update({name: info(name, studio.context) for name in loaded})
         studio.requests.clear()
         self.startup.task, self.startup.error = None, None
+        self.jobs.reset()
         studio.changed.emit()
 
     def stop(self) -> None:
@@ -106,6 +108,52 @@ class Startup:
     def begin(self) -> None:
         self.begun, self.error = self.begun + 1, None
         self.task = self.tasks.start("start", "starter", self.work)
+
+
+class ScriptedJobs:
+    """Jobs without a child: ten steps, then a result; ``made``: variants that stand in models/ from then on. A test sets ``error``."""
+
+    def __init__(self, studio) -> None:
+        self.studio = studio
+        self.reset()
+
+    def reset(self) -> None:
+        self.calls, self.error, self.seconds = [], None, 0.5
+        for name in [name for name in self.studio._entries if "-4bit-" in name]:
+            del self.studio._entries[name]
+
+    def run(self, command, arguments, progress, cancel, need=0):
+        from backends.base import Progress
+        self.calls.append((command, arguments, need))
+        for step in range(10):
+            cancel.raise_if_set("The job")
+            if self.error is not None and step == 2:
+                raise self.error
+            progress(Progress("quantize" if command == "quantize" else "compare", step, 10))
+            time.sleep(self.seconds / 10)
+        value = lambda option: arguments[arguments.index(option) + 1]  # noqa: E731
+        return self._made(value("--out")) if command == "quantize" else figures(value("--ref"), value("--model"))
+
+    def _made(self, name):
+        from types import SimpleNamespace
+        entry = vars(self.studio._entries["starter"]) | {"name": name, "backend": "gguf", "format": "GPTQ 4-bit g64", "size": 91_000_000}
+        self.studio._entries[name] = SimpleNamespace(**entry)
+        return {"name": name}
+
+
+def figures(reference, model):
+    """What the quality command would say."""
+    far = 0.19 if "gptq" in model else 0.31
+    task = {"questions": 200, "accuracy": 0.48, "accuracy_low": 0.41, "accuracy_high": 0.55, "reference_accuracy": 0.5, "lost": 9, "won": 5,
+            "flips": 0.07, "flips_low": 0.042, "flips_high": 0.114, "difference": -0.02, "difference_low": -0.056, "difference_high": 0.016,
+            "kinds": {}}
+    return {"reference": reference, "model": model, "text": "bundled", "text_sha256": "a7fa0432" * 8, "reference_kernels": "cpu avx2, 2 threads",
+            "reference_dtype": "float32", "model_kernels": "cpu avx2, 2 threads", "model_dtype": "float32", "perplexity": 52.1,
+            "perplexity_se": 2.2, "reference_perplexity": 44.6, "reference_perplexity_se": 1.9, "kl_mean": far, "kl_se": 0.005,
+            "kl_low": far - 0.01, "kl_high": far + 0.01, "kl_median": far / 2, "kl_p99": far * 7, "kl_max": far * 20, "top1": 0.77,
+            "top1_low": 0.76, "top1_high": 0.78, "nll_difference": 0.155, "nll_difference_se": 0.006, "tokens": 12264, "windows": 24,
+            "window_tokens": 512, "questions": task, "pace": {"speed": 120.0, "low": 112.0, "high": 128.0, "blocks": 6, "steps": 24, "prompt": 64},
+            "reference_pace": {"speed": 55.0, "low": 49.0, "high": 60.0, "blocks": 6, "steps": 24, "prompt": 64}}
 
 
 class FakeStore:

@@ -26,6 +26,7 @@ from backends.base import (
     make_options,
 )
 from gainz_ui.services.signals import Signal
+from gainz_ui.settings import Settings
 
 WORDS = (
     "Light in a vacuum travels at about **299,792 kilometres a second**. It takes eight minutes from the Sun to the Earth, "
@@ -38,6 +39,8 @@ class FakeStudio:
     def __init__(self, speed: float = 200.0, tokens: int = 120, context: int = 2048, load_seconds: float = 1.0) -> None:
         self.speed, self.tokens, self.context, self.load_seconds = speed, tokens, context, load_seconds
         self.changed, self.requests, self.steps = Signal(), [], 0
+        self.settings, self.written = Settings(models=Path("no-such-folder")), {}
+        self.records = SimpleNamespace(write_output=lambda kind, name, data: self.written.update({(kind, name): data}))
         self._models: dict[str, ModelInfo] = {}
         self._running = 0
         self.dead = ""
@@ -84,6 +87,10 @@ class FakeStudio:
             trained_context=8192,
             bits=5.85,
             quantization="",
+            hidden=576,
+            inner=1536,
+            weights_bytes=98_000_000,
+            disk_bytes=98_000_000,
         )
 
     def options_for(self, name):
