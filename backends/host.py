@@ -25,6 +25,7 @@ from backends.link import Call, Link
 from backends.proxy import EngineModel
 
 START_SECONDS = 180.0                   # importing torch from a cold, slow disk
+CANCEL_SECONDS, STOP_SECONDS = 0.5, 0.5  # at the end: for cancelled answers to be heard, and for the process to go by itself
 STATS_SECONDS = 0.2                     # how long `stats` waits before it falls back on the last heartbeat
 
 
@@ -74,7 +75,7 @@ class EngineHost:
         self._models: dict[str, Loaded] = {}
         self._pending = 0                                   # loads on their way: the process must not end under them
         self._answers: set[Call] = set()                    # running, on this side
-        self._closing = False
+        self._closing, self._ending = False, threading.Lock()
 
     # ------------------------------------------------------------------------------------------ models
     def load(self, name: str, path: str | Path, backend: str, options: Any, progress: ProgressFn, cancel: Cancel,
@@ -276,18 +277,22 @@ class EngineHost:
             link.kill()
 
     def close(self, drain_seconds: float = 0) -> None:
-        """Refuse new work, let answers end for so long, cancel the rest, end the process."""
+        """Refuse new work, let answers end for so long, cancel the rest, end the process: within a second more. A second call
+        waits for the first."""
         self._closing = True
-        deadline = time.monotonic() + drain_seconds
+        with self._ending:
+            self._until_answered(drain_seconds)
+            for call in list(self._answers):
+                call.cancel()
+            self._until_answered(CANCEL_SECONDS)
+            self._answers.clear()
+            with self._lock:
+                link, self._link = self._link, None
+                self._models.clear()
+            if link is not None:
+                link.stop(STOP_SECONDS)
+
+    def _until_answered(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
         while self._answers and time.monotonic() < deadline:
             time.sleep(0.02)
-        for call in list(self._answers):
-            call.cancel()
-        deadline = time.monotonic() + 1.0
-        while self._answers and time.monotonic() < deadline:
-            time.sleep(0.02)
-        with self._lock:
-            link, self._link = self._link, None
-            self._models.clear()
-        if link is not None:
-            link.stop(2.0)

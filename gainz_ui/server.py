@@ -7,12 +7,14 @@ port is one line at once, and nobody connects to a port that is not ours yet.
 from __future__ import annotations
 
 import errno
+import gc
 import logging
 import os
 import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +29,8 @@ from gainz_ui.settings import Settings
 
 log = logging.getLogger(__name__)
 BACKLOG = 2048
+FAREWELL = 0.3              # seconds in which pages hear the last of their answers, before their streams end
+OVERTIME = 1.2              # seconds beyond the drain after which connections are cut
 QUIET = {"GRADIO_ANALYTICS_ENABLED": "False", "HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "1"}
 
 
@@ -131,14 +135,24 @@ def make_server(app: Any, house: House, on_up: Callable[[], Any] = lambda: None)
 
         def handle_exit(self, sig, frame) -> None:
             super().handle_exit(sig, frame)
-            threading.Thread(target=house.studio.close, name="close", daemon=True).start()  # drains while the server drains
+            threading.Thread(target=self.farewell, name="close", daemon=True).start()       # while the server drains
+
+        def farewell(self) -> None:
+            """Answers first, so that their last words reach the pages that watch; only then the pages' own streams: Gradio tells
+            a page whose stream is closed under an answer nothing but that there was an error."""
             house.tasks.close()
+            house.studio.close()
+            time.sleep(FAREWELL)
             demo = app.state.demo
             demo.is_running = False
             demo._queue.close()
             mounted = next(route.app for route in app.routes if isinstance(getattr(route, "app", None), gr.routes.App))
-            if mounted.stop_event is not None:
+            if mounted.stop_event is None:
+                return
+            try:
                 self.loop.call_soon_threadsafe(mounted.stop_event.set)
+            except RuntimeError:
+                log.debug("the loop has ended already: nobody was connected")
 
         async def serve(self, sockets=None) -> None:
             import asyncio
@@ -146,7 +160,7 @@ def make_server(app: Any, house: House, on_up: Callable[[], Any] = lambda: None)
             await super().serve(sockets)
 
     config = uvicorn.Config(app, log_config=None, access_log=False, server_header=False,
-                            timeout_graceful_shutdown=max(1, round(house.settings.drain)), timeout_keep_alive=30, backlog=BACKLOG)
+                            timeout_graceful_shutdown=house.settings.drain + OVERTIME, timeout_keep_alive=30, backlog=BACKLOG)
     return Server(config)
 
 
@@ -187,4 +201,5 @@ def serve(settings: Settings, watch: ProgressFn, say: Callable[[str], None] = la
         house.studio.close()
         bound.close()
     say("Gainz has stopped.")
+    gc.freeze()             # the interpreter's own end would look through every object once more: seconds on a busy machine
     return 0

@@ -79,7 +79,7 @@ class FakeStudio:
                 time.sleep(0.005)
                 self.steps += 1
             for i in range(limit):
-                if cancel.is_set():
+                if cancel.is_set() or self.closed.is_set():
                     finish = "cancelled"
                     break
                 if self.break_after == made:

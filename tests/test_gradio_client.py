@@ -25,8 +25,9 @@ FROZEN = {"/chat", "/compare", "/generate", "/load", "/models", "/quantize", "/u
 
 
 @contextmanager
-def serving(folder, page=None, **more):
-    """The whole application over a studio without an engine. ``page``: makes the Blocks; else one of only the public names."""
+def serving(folder, page=None, after=lambda: None, **more):
+    """The whole application over a studio without an engine. ``page``: makes the Blocks; else one of only the public names.
+    ``after``: called when the server has been told to end."""
     settings = Settings(models=folder / "models", outputs=folder / "outputs", logs=folder / "logs", **more)
     studio, tasks = FakeStudio(settings), Tasks()
     store = Store(settings.models)
@@ -46,6 +47,7 @@ def serving(folder, page=None, **more):
             time.sleep(0.02)
         yield studio, f"http://127.0.0.1:{bound.getsockname()[1]}"
         made.handle_exit(15, None)
+        after()
         thread.join(20)
         assert not thread.is_alive(), "the server does not stop while a client is connected"
         assert studio.closed.wait(5)
@@ -205,6 +207,16 @@ def test_errors_say_what_and_what_to_do(studio, client):
     studio.fail, studio.break_after = None, 1
     with pytest.raises(AppError, match="The step failed"):
         client.predict("a", 5, api_name="/generate")
+
+
+def test_sv_02_a_client_hears_the_end_of_its_answer_when_the_server_ends(tmp_path):
+    ended = []
+    with serving(tmp_path, after=lambda: ended.append(job.result(timeout=10))) as (studio, url):
+        studio.pace = 0.02
+        job = Client(url, verbose=False).submit("a", 5000, api_name="/generate")
+        while studio.steps < 10:
+            time.sleep(0.02)
+    assert ended[0]["finish_reason"] == "cancelled" and ended[0]["text"].startswith("w0 w1 w2 ")
 
 
 @pytest.mark.parametrize("prefill", [0.0, 30.0])
