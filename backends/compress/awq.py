@@ -16,7 +16,7 @@ from torch import Tensor
 from backends.compress.grid import SHRINKS, Grid, fit, groups_of, lay, output_error, refit_scales
 from backends.kernels import QWeight
 
-STEPS = 20                  # exponents tried, 0 … 1
+STEPS = 10                  # exponents tried, 0 … 1, and then the best one's neighbours half a step away
 SEARCH_ROWS = 512           # rows of each matrix that the search looks at, spread evenly
 
 
@@ -30,22 +30,20 @@ class AwqSettings:
 
 
 def search(weights: Sequence[Tensor], gram: Tensor, tie: Tensor | None, settings: AwqSettings) -> Tensor:
-    """Scale [K] of the input channels that makes the output error of ``weights`` [N, K] least; all ones where none helps.
+    """Scale [K] of the input channels that makes the output error of ``weights`` [N, K] least. The exponent 0 is all ones.
 
     ``tie`` int64 [K]: channels with the same number must have the same scale (heads that share a value), or None."""
     sample = torch.cat([_rows(weight) for weight in weights])
     importance = (gram.diagonal() / max(float(gram.diagonal().max()), 1e-30)).sqrt().clamp_min(1e-4)
     reach = torch.cat([weight.abs().amax(0, keepdim=True) for weight in weights]).amax(0).clamp_min(1e-5)
-    best, best_scale = None, torch.ones_like(importance)
-    for duo in (False, True):
-        for step in range(STEPS):
-            share = step / STEPS
-            scale = importance.pow(share) / (reach.pow(1 - share) if duo else 1)
-            scale = _tied(_centred(scale), tie)
-            error = _rounding_error(sample, gram, scale, settings)
-            if best is None or error < best:
-                best, best_scale = error, scale
-    return best_scale
+
+    def judged(share: float, duo: bool) -> tuple[float, float, bool, Tensor]:
+        scale = _tied(_centred(importance.pow(share) / (reach.pow(1 - share) if duo else 1)), tie)
+        return _rounding_error(sample, gram, scale, settings), share, duo, scale
+
+    best = min((judged(step / STEPS, duo) for duo in (False, True) for step in range(STEPS)), key=lambda tried: tried[0])
+    finer = [judged(best[1] + part / STEPS, best[2]) for part in (-0.5, 0.5) if 0 <= best[1] + part / STEPS <= 1]
+    return min((best, *finer), key=lambda tried: tried[0])[3]
 
 
 def quantize(weight: Tensor, gram: Tensor, settings: AwqSettings) -> tuple[QWeight, float]:

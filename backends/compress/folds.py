@@ -47,16 +47,17 @@ class Fold:
 
 
 @torch.no_grad()
-def find(stream: Stream, index: int, consumers: Sequence[str]) -> Fold | None:
-    """A sound fold for the common input of ``consumers`` in a loaded layer, or None. The layer is left as it was."""
+def find(stream: Stream, index: int, consumers: Sequence[str], hint: Fold | None = None) -> Fold | None:
+    """A sound fold for the common input of ``consumers`` in a loaded layer, or None. The layer is left as it was.
+
+    ``hint``: what was found in another layer; it is tried first, and like any other."""
     layer = stream.skeleton.layers[index]
     trial = _Trial(stream, index, layer, consumers)
-    for name in trial.candidates():
-        for offset in (0.0, 1.0) if matrix_of(layer.get_submodule(name)) is None else (0.0,):
-            found = trial.attempt(name, offset)
-            if found is not None:
-                return found
-    return None
+    tries = [(name, offset) for name in trial.candidates()
+             for offset in ((0.0, 1.0) if matrix_of(layer.get_submodule(name)) is None else (0.0,))]
+    if hint is not None:
+        tries.sort(key=lambda one: one != (hint.producer, hint.offset))
+    return next((found for one in tries if (found := trial.attempt(*one)) is not None), None)
 
 
 class _Trial:

@@ -69,10 +69,11 @@ class Gptq:
 class Awq:
     def __init__(self, options: QuantizeOptions) -> None:
         self.settings = awq.AwqSettings(options.bits, options.group, options.sym, options.mse, options.refine)
+        self._found: dict[tuple[str, ...], folds.Fold | None] = {}      # in the layer before: it saves trials, and decides nothing
 
     def stage(self, stream: Stream, layer: Layer, names: Sequence[str], gram: Tensor, memo: Memo) -> None:
         with memo.paused():
-            fold = folds.find(stream, layer.index, names)
+            fold = self._found[tuple(names)] = folds.find(stream, layer.index, names, self._found.get(tuple(names)))
         if fold is None:
             layer.notes.append(f"The inputs of {', '.join(names)} come from nowhere that a scale could be folded into.")
         else:
