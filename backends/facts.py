@@ -17,19 +17,12 @@ from typing import Any
 from backends.base import BrokenFile, LayerKV, ModelDir, UnknownFormat, read_json
 from backends.gguf import find
 from backends.gguf_file import GgufFile, read_model
+from backends.sizes import NAMES, check_config, check_gguf
 
 MAX_HEADER = 100 << 20                  # bytes; the format's own limit
 WIDTHS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1, "U16": 2,
           "U32": 4, "U64": 8, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1}
 FLOATS = {"F64", "F32", "F16", "BF16"}
-NAMES = {  # the same size under the names that families gave it
-    "layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
-    "hidden": ("hidden_size", "n_embd", "d_model", "dim"),
-    "heads": ("num_attention_heads", "n_head", "num_heads", "n_heads"),
-    "kv_heads": ("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num"),
-    "inner": ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", "d_ff"),
-    "context": ("max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length", "max_seq_len", "seq_length"),
-    "vocab": ("vocab_size",), "head_dim": ("head_dim", "attention_head_dim")}
 
 
 @dataclass(frozen=True)
@@ -73,7 +66,9 @@ def describe(model: ModelDir) -> ModelFacts:
     """BrokenFile naming the file; UnknownFormat where there are neither safetensors nor GGUF."""
     disk = sum((model.folder / name).stat().st_size for name in model.files)
     if (gguf := find(model)) is not None:
-        return _from_gguf(model, read_model(gguf), disk)
+        file = read_model(gguf)
+        check_gguf(file)
+        return _from_gguf(model, file, disk)
     if model.ending(".safetensors"):
         return _from_folder(model, disk)
     raise UnknownFormat(f"{model.name} holds neither safetensors nor GGUF.", model=model.name)
@@ -128,6 +123,7 @@ def _from_folder(model: ModelDir, disk: int) -> ModelFacts:
     bits = quantization.get("bits", quantization.get("w_bit", 4))
     stored = _gather(_kinds(tensors, bits if isinstance(bits, int) and bits > 0 else 4))
     outer = model.config
+    check_config(outer)
     config = outer["text_config"] if isinstance(outer.get("text_config"), Mapping) else outer
     size = {key: _first(config, names) for key, names in NAMES.items()}
     size["head_dim"] = size["head_dim"] or size["hidden"] // max(1, size["heads"])

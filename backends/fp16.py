@@ -1,14 +1,14 @@
 """Float checkpoints: a folder with config.json and *.safetensors in float32, float16 or bfloat16.
 
-It claims folders whose config names no quantization. A folder with nothing but pickles is claimed as well, so that its load
-can say why they are not opened.
+It claims folders whose config names no quantization. A folder with nothing but pickles is claimed as well, in order to
+refuse it: no other backend must open them.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from backends.base import Backend, Cancel, Claim, LocalOptions, Model, ModelDir, ProgressFn
+from backends.base import Backend, Cancel, Claim, LocalOptions, Model, ModelDir, ProgressFn, UnsafeFile
 
 BITS = {"float32": 32.0, "float16": 16.0, "bfloat16": 16.0, "float64": 64.0}
 PICKLES = (".bin", ".pt", ".pth")
@@ -28,7 +28,7 @@ def claims(model: ModelDir) -> Claim | None:
         return Claim(50, "config.json and safetensors without quantization", kind, BITS.get(stored))
     pickles = [name for ending in PICKLES for name in model.ending(ending)]
     if pickles:
-        return Claim(10, f"weights only as pickles ({pickles[0]}): refused at load", "pickle", BITS.get(stored))
+        raise UnsafeFile("The weights are there only as pickles, which can run code when opened.", files=", ".join(pickles[:4]))
     return None
 
 

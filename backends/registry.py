@@ -16,6 +16,7 @@ from typing import Any
 from backends.base import (
     Backend, Cancel, Claim, Decoder, InvalidRequest, MissingRequirement, Model, ModelDir, NotSupported, Progress,
     ProgressFn, RegistryError, UnknownFormat, make_options)
+from backends.sizes import check_config
 
 _DEFINES = re.compile(r"^BACKEND\b\s*[:=]", re.MULTILINE)
 
@@ -87,9 +88,10 @@ class Registry:
                              remedy=f"Known backends: {', '.join(backend.name for backend in self.backends)}.")
 
     def claim(self, model: ModelDir) -> tuple[Backend, Claim]:
-        """The backend with the highest claim. UnknownFormat: nobody claims it; RegistryError: two claim it alike; a
-        backend's own refusal (a pickle, a contradiction between two files) is raised as it is, since a backend that sees
-        less of the model must not load it in its place."""
+        """The backend with the highest claim. UnknownFormat: nobody claims it; RegistryError: two claim it alike; BrokenFile: its
+        config names impossible sizes; a backend's own refusal (a pickle, a contradiction between two files) is raised as it is,
+        since a backend that sees less of the model must not load it in its place."""
+        check_config(model.config)
         claims = [(claim, backend) for backend in self.backends if (claim := backend.claims(model)) is not None]
         if not claims:
             raise UnknownFormat(f"No backend reads {model.name!r}.", model=model.name, files=_some(model.files))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from backends.base import (
-    Backend, Claim, ConfigConflict, InvalidRequest, LocalOptions, MissingRequirement, ModelDir, ModelInfo, NotSupported,
-    RegistryError, UnknownFormat)
+    Backend, BrokenFile, Claim, ConfigConflict, InvalidRequest, LocalOptions, MissingRequirement, ModelDir, ModelInfo, NotSupported,
+    RegistryError, UnknownFormat, UnsafeFile)
 from backends.registry import Registry, load_decoder, load_model
 
 FAKES = Path(__file__).parent / "fakes"
@@ -130,3 +132,22 @@ def test_load_in_this_process_takes_the_backends_options(monkeypatch, model):
     with pytest.raises(NotSupported):
         load_decoder(model.path)
     assert seen[-1] == "closed"
+
+
+@pytest.mark.parametrize("change", [{"num_hidden_layers": 10**9}, {"num_hidden_layers": -1}, {"num_hidden_layers": "3"}, {"hidden_size": 3.5},
+                                    {"max_position_embeddings": 10**12}, {"vocab_size": True}, {"num_attention_heads": 0}])
+def test_a_config_of_impossible_sizes_is_refused_by_its_key(tmp_path, change):
+    """One number in a file of somebody else's must not become a loop without an end."""
+    folder = tmp_path / "model"
+    shutil.copytree(Path(__file__).parent / "fixtures" / "llama-fp16", folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **change}))
+    with pytest.raises(BrokenFile, match=next(iter(change))):
+        Registry.scan().claim(ModelDir.of(folder))
+
+
+def test_a_folder_of_pickles_is_refused_with_what_to_do(tmp_path):                  # CK-13, before anything is loaded
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / "pytorch_model.bin").write_bytes(b"\x80\x04")
+    with pytest.raises(UnsafeFile, match="pickles.*Convert it to safetensors"):
+        Registry.scan().claim(ModelDir.of(tmp_path))

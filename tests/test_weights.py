@@ -92,12 +92,13 @@ class _Bomb:
 
 
 def test_a_pickle_is_refused_unopened(tmp_path: Path) -> None:
-    """CK-13: claimed, so that the load says why; never opened, so that the marker never appears."""
+    """CK-13: refused by the claim, so that the catalog says why, and by the load; never opened, so that the marker never appears."""
     marker = tmp_path / "marker"
     (tmp_path / "pytorch_model.bin").write_bytes(pickle.dumps(_Bomb(marker)))
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
     model = ModelDir.of(tmp_path)
-    assert BACKEND.claims(model).score < 50
+    with pytest.raises(UnsafeFile, match="pytorch_model.bin"):
+        BACKEND.claims(model)
     with pytest.raises(UnsafeFile, match="pytorch_model.bin") as error:
         BACKEND.load(model, BACKEND.options(), lambda _: None, Cancel())
     assert "safetensors" in error.value.remedy and not marker.exists()
