@@ -22,6 +22,7 @@ from backends.errors import (  # noqa: F401  (re-exported: one place to import t
 if TYPE_CHECKING:  # annotations only: this module never imports torch
     from torch import Tensor
 
+ROLES = ("system", "developer", "user", "assistant", "tool")
 FinishReason = Literal["stop", "length", "cancelled", "time_limit", "error"]
 MAX_STOPS, MAX_STOP_CHARS, MAX_BIASES, MAX_LOGPROBS, MAX_CHOICES, MAX_TOKENS = 64, 1024, 1024, 20, 128, 2**31 - 1
 
@@ -29,20 +30,36 @@ MAX_STOPS, MAX_STOP_CHARS, MAX_BIASES, MAX_LOGPROBS, MAX_CHOICES, MAX_TOKENS = 6
 # ---------------------------------------------------------------------------------------------- requests
 @dataclass(frozen=True)
 class Message:
-    """One turn of a chat. ``role`` is what the model's template knows: system, user, assistant, tool."""
+    """One turn of a chat. ``role``: one of `ROLES`; which of them a model's template takes, it says itself."""
 
     role: str
     content: str
     name: str | None = None
     extra: tuple[tuple[str, Any], ...] = ()  # further template fields (tool_calls, tool_call_id …)
 
+    def __post_init__(self) -> None:
+        if self.role not in ROLES:
+            raise InvalidRequest(f"The role of a message is one of {', '.join(ROLES)}, not {_short(self.role)}.", field="role")
+        if not isinstance(self.content, str):
+            raise InvalidRequest(f"The content of a message must be text, not {type(self.content).__name__}.", field="content")
 
-def _check(name: str, value: Any, low: float, high: float, *, whole: bool = False) -> None:
-    kind = "a whole number" if whole else "a number"
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else text[:39] + "…"
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _check(name: str, value: Any, low: float, high: float, *, whole: bool = False, what: str = "") -> None:
+    """``what``: how the value is called where its field holds more than it."""
+    kind, called = "a whole number" if whole else "a number", what or name
     if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
-        raise InvalidRequest(f"{name} must be {kind}, not {type(value).__name__}.", field=name)
+        raise InvalidRequest(f"{called} must be {kind}, not {type(value).__name__}.", field=name)
     if not whole and not math.isfinite(value) or not low <= value <= high:
-        raise InvalidRequest(f"{name} must be from {low:g} to {high:g}.", field=name, **{name: value})
+        raise InvalidRequest(f"{called} must be from {low} to {high}.", field=name, **{name: value})
 
 
 @dataclass(frozen=True)
@@ -91,18 +108,20 @@ class Sampling:
         self._check_lists()
 
     def _check_lists(self) -> None:
+        if not isinstance(self.ignore_eos, bool):
+            raise InvalidRequest(f"ignore_eos is true or false, not {_short(self.ignore_eos)}.", field="ignore_eos")
         if len(self.stop) > MAX_STOPS or any(not isinstance(s, str) or not 0 < len(s) <= MAX_STOP_CHARS for s in self.stop):
             raise InvalidRequest(f"stop takes up to {MAX_STOPS} texts of 1 to {MAX_STOP_CHARS} characters.", field="stop",
                                  count=len(self.stop))
         if len(self.stop_ids) > MAX_STOPS:
             raise InvalidRequest(f"stop_ids takes up to {MAX_STOPS} ids.", field="stop_ids", count=len(self.stop_ids))
         for token in self.stop_ids:
-            _check("stop_ids", token, 0, MAX_TOKENS, whole=True)
+            _check("stop_ids", token, 0, MAX_TOKENS, whole=True, what="A token id of stop_ids")
         if len(self.logit_bias) > MAX_BIASES:
             raise InvalidRequest(f"logit_bias takes up to {MAX_BIASES} entries.", field="logit_bias", count=len(self.logit_bias))
         for token, bias in self.logit_bias:
-            _check("logit_bias", token, 0, MAX_TOKENS, whole=True)
-            _check("logit_bias", bias, -100, 100)
+            _check("logit_bias", token, 0, MAX_TOKENS, whole=True, what="A token id of logit_bias")
+            _check("logit_bias", bias, -100, 100, what="A bias of logit_bias")
 
 
 @dataclass(frozen=True)
@@ -113,6 +132,8 @@ class DraftSpec:
     length: int | None = None  # None = chosen by measurement
 
     def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise InvalidRequest("draft is the name of a loaded model, or lookup.", field="draft")
         if self.length is not None:
             _check("draft_length", self.length, 1, 64, whole=True)
 
@@ -130,6 +151,9 @@ class Request:
     continue_last: bool = False        # chat: continue the last assistant turn in place of opening a new one
 
     def __post_init__(self) -> None:
+        parts = () if isinstance(self.prompt, str) else self.prompt
+        if not isinstance(parts, tuple) or not (all(map(_is_whole, parts)) or all(isinstance(part, Message) for part in parts)):
+            raise InvalidRequest("The prompt must be text, messages or token ids.", field="prompt")
         if self.time_limit is not None:
             _check("time_limit", self.time_limit, 0.001, 86_400)
 

@@ -44,7 +44,7 @@ def register(studio: Studio, jobs: Jobs) -> None:
     def generate(**given: Any) -> dict:
         """Continue a text. Takes every sampling field by name, and `draft`, `draft_length`, `time_limit`. Yields the answer so
         far, or with `stream` false only the whole one; the last has finish_reason, counts and timing."""
-        yield from run(spoken(lambda: make_request(given.pop("prompt"), given)), given["model"], given["stream"])
+        yield from run(spoken(lambda: make_request(_text("prompt", given.pop("prompt")), given)), given["model"], given["stream"])
 
     def chat(**given: Any) -> dict:
         """Answer a message through the model's chat template. `history`: earlier turns as {"role", "content"}. Takes and yields
@@ -114,7 +114,8 @@ def make_request(prompt: str | tuple[Message, ...], given: Mapping[str, Any]) ->
     fields = {name: value for name, value in given.items() if name in Sampling.__dataclass_fields__}
     for name in ("seed", "max_tokens", "min_tokens", "top_k"):
         fields[name] = _whole(fields[name])
-    fields |= {name: tuple(fields[name] or ()) for name in ("stop", "stop_ids")}
+    fields["stop"] = _listed("stop", (fields["stop"],) if isinstance(fields["stop"], str) else fields["stop"])
+    fields["stop_ids"] = tuple(map(_whole, _listed("stop_ids", fields["stop_ids"])))
     fields["logit_bias"] = _biases(fields["logit_bias"] or {})
     draft, length = given["draft"], _whole(given["draft_length"])
     if length is not None and not draft:
@@ -129,6 +130,19 @@ def _whole(value: Any) -> Any:
     return value
 
 
+def _listed(name: str, value: Any) -> tuple:
+    """Nothing, or a list."""
+    if value is not None and not isinstance(value, (list, tuple)):
+        raise InvalidRequest(f"{name} takes a list, not {type(value).__name__}.", field=name)
+    return tuple(value or ())
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise InvalidRequest(f"{name} must be text, not {type(value).__name__}.", field=name)
+    return value
+
+
 def _biases(given: Any) -> tuple[tuple[int, float], ...]:
     try:
         return tuple((int(key), float(value)) for key, value in dict(given).items())
@@ -137,12 +151,12 @@ def _biases(given: Any) -> tuple[tuple[int, float], ...]:
 
 
 def _turns(message: str, history: list[dict], system: str | None) -> tuple[Message, ...]:
-    turns = [Message("system", system)] if system else []
-    for turn in history:
-        if set(turn) - {"role", "content"} or not all(isinstance(turn.get(key), str) for key in ("role", "content")):
+    turns = [Message("system", _text("system", system))] if system else []
+    for turn in _listed("history", history):
+        if not isinstance(turn, dict) or set(turn) - {"role", "content"} or not all(isinstance(turn.get(key), str) for key in ("role", "content")):
             raise InvalidRequest('Each turn of history is {"role": …, "content": …}, both texts.', field="history")
         turns.append(Message(turn["role"], turn["content"]))
-    return (*turns, Message("user", message))
+    return (*turns, Message("user", _text("message", message)))
 
 
 def _views(start: Callable[[Cancel], Iterator]) -> Iterator[View]:

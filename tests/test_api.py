@@ -132,7 +132,8 @@ def test_prompts_as_chat_and_as_ids(studio, client):
 
 
 BAD = [
-    ({}, "prompt"), ({"prompt": "a", "messages": []}, "prompt"), ({"prompt": 5}, "prompt"), ({"prompt": "a", "n": 2}, "n"),
+    ({}, "prompt"), ({"prompt": "a", "messages": []}, "prompt"), ({"messages": []}, "messages"),
+    ({"messages": [{"role": "bogus", "content": "a"}]}, "messages.0.role"), ({"prompt": 5}, "prompt"), ({"prompt": "a", "n": 2}, "n"),
     ({"prompt": "a", "max_token": 5}, "max_token"), ({"prompt": "a", "max_tokens": -1}, "max_tokens"),
     ({"prompt": "a", "max_tokens": 10**12}, "max_tokens"), ({"prompt": "a", "max_tokens": "5"}, "max_tokens"),
     ({"prompt": "a", "max_tokens": 2.5}, "max_tokens"), ({"prompt": "a", "max_tokens": True}, "max_tokens"),
@@ -165,6 +166,14 @@ def test_a_body_that_is_no_json_object_is_a_400_with_a_hint(client, content, kin
     assert response.status_code == 400, response.text
     assert response.json()["error"]["message"]
     assert response.json()["error"]["code"] == code and response.json()["error"]["remedy"]
+
+
+@pytest.mark.parametrize("body,words", [
+    ({"max_tokens": -1}, "max_tokens must be from 0 to 2147483647."), ({"seed": 2**64}, "from -9223372036854775808 to 18446744073709551615."),
+    ({"logit_bias": {"-1": 1.0}}, "A token id of logit_bias must be from 0 to 2147483647."), ({"temperature": 101}, "from 0 to 100."),
+    ({"stop_ids": [-1]}, "A token id of stop_ids"), ({"logit_bias": {"1": 101.0}}, "A bias of logit_bias must be from -100 to 100.")])
+def test_bounds_are_said_in_whole_numbers(client, body, words):
+    assert words in client.post("/generate", json={"prompt": "a", **body}).json()["error"]["message"]
 
 
 def test_get_for_post_says_how(client):
@@ -325,7 +334,8 @@ def test_the_key_is_asked_for_on_every_route_but_health(locked):
 
 @pytest.mark.parametrize("host,status", [("evil.example", 403), ("evil.example:7860", 403), ("localhost", 200), ("127.0.0.1:1", 200),
                                          ("[::1]:7860", 200), ("192.168.1.5", 200), ("", 403), ("[::1", 403),
-                                         ("LOCALHOST:7860", 200), ("localhost.evil.example", 403)])
+                                         ("LOCALHOST:7860", 200), ("localhost.evil.example", 403), ("127.0.0.1:1.evil.example", 403),
+                                         ("me@127.0.0.1", 403), ("127.0.0.1:", 200)])
 def test_another_name_for_this_machine_is_refused(client, host, status):
     assert client.get("/health", headers={"host": host}).status_code == status
 

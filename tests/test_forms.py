@@ -40,13 +40,13 @@ def test_untouched_widgets_make_the_default_value(sampling):
 def test_a_new_knob_shows_up_by_itself():
     @dataclass(frozen=True)
     class Options(LocalOptions):
-        act_order: bool = field(default=False, metadata={"label": "Act order"})
+        brand_new: bool = field(default=False, metadata={"label": "Brand new"})
         calibration: str = "calib.txt"
 
     form = make(Options)
     kinds = {knob.name: type(knob.widget).__name__ for knob in form.knobs}
-    assert kinds["act_order"] == "Checkbox" and kinds["calibration"] == "Textbox" and kinds["kv_type"] == "Dropdown"
-    assert next(knob.widget.label for knob in form.knobs if knob.name == "act_order") == "Act order"
+    assert kinds["brand_new"] == "Checkbox" and kinds["calibration"] == "Textbox" and kinds["kv_type"] == "Dropdown"
+    assert next(knob.widget.label for knob in form.knobs if knob.name == "brand_new") == "Brand new"
 
 
 texts = st.text(

@@ -123,6 +123,25 @@ def test_every_sampling_field_arrives_and_unknown_names_are_refused(studio, clie
         client.predict("a", draft_length=3, api_name="/generate")
 
 
+@pytest.mark.parametrize("name,given,field", [
+    ("/generate", {"prompt": None}, "prompt"), ("/generate", {"prompt": 5}, "prompt"), ("/generate", {"prompt": "a", "stop": 5}, "stop"),
+    ("/generate", {"prompt": "a", "stop_ids": "x"}, "stop_ids"), ("/generate", {"prompt": "a", "logit_bias": "x"}, "logit_bias"),
+    ("/generate", {"prompt": "a", "ignore_eos": "yes"}, "ignore_eos"), ("/generate", {"prompt": "a", "draft": 5}, "draft"),
+    ("/generate", {"prompt": "a", "max_tokens": "5"}, "max_tokens"), ("/generate", {"prompt": "a", "time_limit": "x"}, "time_limit"),
+    ("/chat", {"message": None}, "message"), ("/chat", {"message": "a", "system": 5}, "system"), ("/chat", {"message": "a", "history": "x"}, "history"),
+    ("/chat", {"message": "a", "history": [5]}, "history"),
+    ("/chat", {"message": "a", "history": [{"role": "bogus", "content": "x"}]}, "role")])
+def test_a_value_of_the_wrong_kind_is_refused_by_its_name(studio, client, name, given, field):
+    with pytest.raises(AppError, match=field):
+        client.predict(api_name=name, **given)
+    assert not studio.requests
+
+
+def test_one_stop_as_a_text_is_one_stop(studio, client):
+    client.predict("a", 2, stop="xyz", api_name="/generate")
+    assert studio.requests[-1].sampling.stop == ("xyz",)
+
+
 def test_without_stream_only_the_whole_answer_comes(studio, client):
     studio.pace = 0.02
     (only,) = client.submit("a", 30, stream=False, api_name="/generate")

@@ -10,13 +10,13 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import APIRouter, Request as HttpRequest
 from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from pydantic import BaseModel, ConfigDict
 
-from backends.base import DraftSpec, Event, InvalidRequest, Message, Request, Sampling, TokenLogprob
+from backends.base import ROLES, DraftSpec, Event, InvalidRequest, Message, Request, Sampling, TokenLogprob
 from gainz_ui import __version__
 from gainz_ui.api import metrics
 from gainz_ui.api.bridge import Answer, watch_disconnect
@@ -30,7 +30,7 @@ class Strict(BaseModel):
 
 
 class MessageBody(Strict):
-    role: str
+    role: Literal[ROLES]
     content: str
     name: str | None = None
 
@@ -77,6 +77,8 @@ def to_request(body: GenerateBody) -> Request:
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("Give either prompt or messages.", field="prompt")
     if body.messages is not None:
+        if not body.messages:
+            raise InvalidRequest("messages is empty.", field="messages", remedy="Give at least one message, or a prompt.")
         prompt: Any = tuple(Message(item.role, item.content, item.name) for item in body.messages)
     else:
         prompt = body.prompt if isinstance(body.prompt, str) else tuple(body.prompt or ())

@@ -126,9 +126,11 @@ class Guard:
 
 
 def _host_of(address: str) -> tuple[str, str]:
-    """(host, host with port), both in small letters; empty for an address that is none."""
+    """(host, host with port), both in small letters; empty for an address that is none: its port no number, or a user in it."""
     try:
         parts = urlsplit(address)
+        if parts.port is not None and not parts.netloc.endswith(f":{parts.port}") or "@" in parts.netloc:
+            return "", ""
         return parts.hostname or "", parts.netloc.lower()
     except ValueError:
         return "", ""

@@ -66,7 +66,7 @@ def places(models: Path) -> dict[str, Path]:
 
 def locate(models: Path, name: str) -> Path:
     """The place of one entry. NameRefused for a name that would leave the folder, ModelNotFound listing the names."""
-    if not name or name in {".", ".."} or any(sign in name for sign in "/\\\0"):
+    if not isinstance(name, str) or not name or name in {".", ".."} or any(sign in name for sign in "/\\\0"):
         raise NameRefused(f"{name!r} is no name of a model.", field="model")
     found = places(models)
     if name not in found:
