@@ -14,7 +14,7 @@ from gainz_ui.early import EarlyScript
 from gainz_ui.services.jobs import Jobs
 from gainz_ui.services.tasks import Tasks
 from gainz_ui.settings import Settings
-from gainz_ui.tabs.snippets import call_snippets, chat_snippets, snippets
+from gainz_ui.tabs.snippets import Address, call_snippets, chat_snippets, snippets
 from tests.fakes.studio import FakeStudio
 
 
@@ -136,7 +136,7 @@ def test_the_code_for_a_chat_is_code_and_says_what_was_asked():
         ),
         Sampling(temperature=0.5, top_k=7, stop=("\n",), logit_bias=((5, -1.0),)),
     )
-    python, curl = chat_snippets(request, "m", "http://h:1")
+    python, curl = chat_snippets(request, "m", Address("http://h:1"))
     seen = {}
 
     class Client:
@@ -173,9 +173,18 @@ def test_the_code_for_a_chat_is_code_and_says_what_was_asked():
 
 
 def test_the_code_for_a_call_names_its_arguments():
-    python, curl = call_snippets("load", {"name": "m", "options": {"context": 5}}, "http://h:1")
+    python, curl = call_snippets("load", {"name": "m", "options": {"context": 5}}, Address("http://h:1"))
     assert "name='m', options={'context': 5}, api_name=\"/load\"" in python
     assert "http://h:1/gradio_api/call/load" in curl and '"context": 5' in curl
+
+
+def test_the_code_brings_the_key_where_one_is_asked_for_and_never_shows_it():
+    from gainz_ui.tabs.snippets import address_of
+    page = SimpleNamespace(headers={"host": "h:1", "authorization": "Basic c2VjcmV0"})
+    for python, curl in (call_snippets("models", {}, address_of(page)), ):
+        assert 'headers={"Authorization": "Bearer " + os.environ["GAINZ_API_KEY"]}' in python
+        assert curl.count('-H "Authorization: Bearer $GAINZ_API_KEY"') == 2 and "c2VjcmV0" not in python + curl
+    assert address_of(SimpleNamespace(headers={"host": "h:1"})) == Address("http://h:1")
 
 
 # ---------------------------------------------------------------------------------------------- tasks

@@ -5,20 +5,26 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from backends.base import Request, Sampling
 
-ADDRESS = "http://127.0.0.1:7860"
+@dataclass(frozen=True)
+class Address:
+    """Where a script finds the server, and whether it has to bring the key (which is named, never shown)."""
+
+    url: str = "http://127.0.0.1:7860"
+    key: bool = False
 
 
-def address_of(request: Any) -> str:
-    """Where this page was fetched from. ``request``: a gr.Request."""
+def address_of(request: Any) -> Address:
+    """Where this page was fetched from; a page that had to log in tells that scripts have to, too. ``request``: a gr.Request."""
     headers = getattr(request, "headers", None) or {}
     host = headers.get("host")
     scheme = headers.get("x-forwarded-proto", "http")
-    return f"{scheme}://{host}" if host else ADDRESS
+    key = "authorization" in headers or "x-api-key" in headers
+    return Address(f"{scheme}://{host}", key) if host else Address()
 
 
 def snippets(python: str, curl: str) -> str:
@@ -41,7 +47,7 @@ def changed(sampling: Sampling) -> dict[str, Any]:
     return out
 
 
-def chat_snippets(request: Request, model: str | None, address: str = ADDRESS) -> tuple[str, str]:
+def chat_snippets(request: Request, model: str | None, address: Address = Address()) -> tuple[str, str]:
     """(Python, curl) of one chat request whose last message is the question."""
     options = changed(request.sampling)
     *earlier, last = request.prompt
@@ -50,24 +56,36 @@ def chat_snippets(request: Request, model: str | None, address: str = ADDRESS) -
     given = {"history": history, "system": system, "model": model, **options}
     arguments = "".join(f"    {name}={value!r},\n" for name, value in given.items() if value)
     python = (
-        f"from gradio_client import Client\n\nclient = Client({address!r})\njob = client.submit(\n    {last.content!r},\n"
+        f"{_client(address)}job = client.submit(\n    {last.content!r},\n"
         f'{arguments}    api_name="/chat",\n)\nfor answer in job:                    # the answer as it grows\n'
         '    print(answer["text"])\n'
     )
     messages = [{"role": m.role, "content": m.content} for m in request.prompt]
-    return python, _curl(f"{address}/generate", {"model": model, "messages": messages, **options})
+    return python, _curl(address, "/generate", {"model": model, "messages": messages, **options})
 
 
-def call_snippets(name: str, arguments: dict[str, Any], address: str = ADDRESS) -> tuple[str, str]:
+def call_snippets(name: str, arguments: dict[str, Any], address: Address = Address()) -> tuple[str, str]:
     """(Python, curl) of one call by its public name."""
     listed = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
-    python = (f"from gradio_client import Client\n\nclient = Client({address!r})\n"
+    python = (f"{_client(address)}"
               f"print(client.predict({listed + ', ' if listed else ''}api_name=\"/{name}\"))\n")
-    data = _curl(f"{address}/gradio_api/call/{name}", {"data": list(arguments.values())})
-    follow = f"# the answer names an event_id; read its result with\n# curl -N {address}/gradio_api/call/{name}/EVENT_ID"
+    data = _curl(address, f"/gradio_api/call/{name}", {"data": list(arguments.values())})
+    follow = ("# the answer names an event_id; read its result with\n"
+              f"# curl -N {address.url}/gradio_api/call/{name}/EVENT_ID{_header(address)}")
     return python, f"{data}\n{follow}"
 
 
-def _curl(url: str, body: dict[str, Any]) -> str:
+def _client(address: Address) -> str:
+    if not address.key:
+        return f"from gradio_client import Client\n\nclient = Client({address.url!r})\n"
+    return ("import os\nfrom gradio_client import Client\n\n"
+            f'client = Client({address.url!r}, headers={{"Authorization": "Bearer " + os.environ["GAINZ_API_KEY"]}})\n')
+
+
+def _header(address: Address) -> str:
+    return ' -H "Authorization: Bearer $GAINZ_API_KEY"' if address.key else ""
+
+
+def _curl(address: Address, path: str, body: dict[str, Any]) -> str:
     text = json.dumps(body, ensure_ascii=False, indent=1)
-    return f"curl {url} \\\n  -H 'Content-Type: application/json' \\\n  -d {shlex.quote(text)}"
+    return f"curl {address.url}{path}{_header(address)} \\\n  -H 'Content-Type: application/json' \\\n  -d {shlex.quote(text)}"
