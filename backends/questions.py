@@ -1,7 +1,8 @@
-"""The bundled task: some two hundred short questions with known answers (arithmetic, facts, code, Chinese), and two models on it.
+"""The bundled task: some two hundred short questions with known answers (arithmetic, facts, code, Chinese), and two models
+on it.
 
-A model's choice is the answer to which it gives the highest log-likelihood per byte: nothing is generated, so nothing has to be
-read out of a text. Knows decoders and token ids; what a difference means is for the services. Light until it scores.
+A model's choice is the answer to which it gives the highest log-likelihood per byte: nothing is generated, so nothing has
+to be read out of a text. Knows decoders and token ids; what a difference means is for the services. Light until it scores.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ class Question:
 
 @dataclass(frozen=True)
 class Paired:
-    """Two models on the same questions; shares with 95 % intervals. ``lost``: right by the reference alone, ``won``: by the model
-    alone, ``flips``: both together as a share. ``difference``: of the model's accuracy to the reference's, paired."""
+    """Two models on the same questions; shares with 95 % intervals. ``lost``: right by the reference alone, ``won``: by the
+    model alone, ``flips``: both together as a share. ``difference``: of the model's accuracy to the reference's, paired."""
 
     questions: int
     accuracy: float

@@ -1,4 +1,5 @@
-"""The public names of Gradio's client that are about variants: /compare and /quantize. `api_names` registers them with the rest.
+"""The public names of Gradio's client that are about variants: /compare and /quantize. `api_names` registers them with the
+rest.
 
 Knows the services and how a generator speaks to a client; the same rules and errors as on the page.
 """
@@ -23,23 +24,27 @@ BEAT_SECONDS = 0.25
 
 def functions(studio: Any, jobs: Jobs, spoken: Callable[[Callable[[], Any]], Any]) -> tuple[Callable, ...]:
     """compare and quantize. ``spoken``: turns a typed error into one that the client hears."""
-    def compare(prompt: str, models: list[str], max_tokens: int | None = 256, temperature: float = 0.0, seed: int | None = None,
+    def compare(prompt: str, models: list[str], max_tokens: int | None = 256, temperature: float = 0.0,
+                seed: int | None = None,
                 system: str | None = None, in_turn: bool = False, plain: bool = False, options: dict | None = None) -> dict:
-        """The same prompt and seed to 2 to 4 models. Yields all answers as they grow, with their figures and the token at which
-        each parts from the first. `in_turn`: one after another, so that their speeds are those of each alone. `plain`: the prompt
-        as it is, without a chat template. `options`: further sampling fields, as for /generate."""
+        """The same prompt and seed to 2 to 4 models. Yields all answers as they grow, with their figures and the token at
+        which each parts from the first. `in_turn`: one after another, so that their speeds are those of each alone.
+        `plain`: the prompt as it is, without a chat template. `options`: further sampling fields, as for /generate."""
         turns = prompt if plain else (*((Message("system", system),) if system else ()), Message("user", prompt))
         given = {"max_tokens": _whole(max_tokens), "temperature": temperature, "seed": _whole(seed), **(options or {})}
         request = spoken(lambda: Request(turns, make_options(Sampling, _lists(given))))
         plan = spoken(lambda: side_by_side.plan(studio, models, in_turn, side_by_side.room(request)))
         yield from _growing(spoken(lambda: side_by_side.Comparison(studio, plan, request)))
 
-    def quantize(model: str, method: str = "gptq", bits: int = 4, group: int = 64, name: str | None = None, text: str | None = None,
+    def quantize(model: str, method: str = "gptq", bits: int = 4, group: int = 64, name: str | None = None,
+                 text: str | None = None,
                  options: dict | None = None) -> dict:
-        """Make a GPTQ or AWQ variant of a model in models/. Yields {"stage", "done", "total"} while it works, at last the variant's
-        manifest. `text`: a calibration text on the server's machine; `options`: further fields of the Models tab's form."""
+        """Make a GPTQ or AWQ variant of a model in models/. Yields {"stage", "done", "total"} while it works, at last the
+        variant's manifest. `text`: a calibration text on the server's machine; `options`: further fields of the Models
+        tab's form."""
         variants = Variants(studio, jobs)
-        made = spoken(lambda: make_options(QuantizeOptions, {"method": method, "bits": _whole(bits), "group": _whole(group), **(options or {})}))
+        made = spoken(lambda: make_options(QuantizeOptions, {"method": method, "bits": _whole(bits), "group": _whole(group),
+                                                             **(options or {})}))
         plan = spoken(lambda: variants.plan(model, made, name or None, Path(text) if text else None))
         yield from _working("quantize", plan.name, lambda report, cancel: variants.make(plan, report, cancel), spoken)
 
@@ -71,7 +76,8 @@ def _working(kind: str, subject: str, work: Callable, spoken: Callable) -> Itera
 
 
 def _files(value: Any) -> Any:
-    """A manifest whose files have a ``file`` for a ``path``: Gradio's client takes every object with a "path" for a file to fetch."""
+    """A manifest whose files have a ``file`` for a ``path``: Gradio's client takes every object with a "path" for a file to
+    fetch."""
     if isinstance(value, dict):
         return {"file" if key == "path" else key: _files(item) for key, item in value.items()}
     return [_files(item) for item in value] if isinstance(value, list) else value

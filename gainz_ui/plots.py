@@ -21,7 +21,8 @@ def frame(x: str, y: str, height: int = 340) -> go.Figure:
     """An empty figure with both axes named."""
     figure = go.Figure()
     figure.update_layout(
-        paper_bgcolor="rgba(0,0,0,0)", plot_bgcolor="rgba(0,0,0,0)", font={"color": GREY, "size": 12, "family": FONT}, height=height,
+        paper_bgcolor="rgba(0,0,0,0)", plot_bgcolor="rgba(0,0,0,0)", font={"color": GREY, "size": 12, "family": FONT},
+        height=height,
         margin={"l": 56, "r": 12, "t": 28, "b": 48}, colorway=COLORS, showlegend=False, uirevision="kept", dragmode=False,
         xaxis={"title": x, "gridcolor": GRID, "zerolinecolor": GRID, "rangemode": "tozero", "fixedrange": True},
         yaxis={"title": y, "gridcolor": GRID, "zerolinecolor": GRID, "rangemode": "tozero", "fixedrange": True})
@@ -29,30 +30,36 @@ def frame(x: str, y: str, height: int = 340) -> go.Figure:
 
 
 def trade_off(points: Sequence[Mapping[str, Any]], words: Mapping[str, str]) -> go.Figure:
-    """Size against speed, coloured by KL to the reference. A point: name, size (bytes), speed, low, high (tokens a second), kl (nats,
-    None: the reference). ``words``: size, speed, kl, reference."""
+    """Size against speed, coloured by KL to the reference. A point: name, size (bytes), speed, low, high (tokens a second),
+    kl (nats, None: the reference). ``words``: size, speed, kl, reference."""
     figure = frame(words["size"], words["speed"], height=400)
     far = max((point["kl"] or 0.0 for point in points), default=0.0) or 1.0
     sizes = [point["size"] / 1e6 for point in points]
     figure.add_scatter(
-        x=sizes, y=[point["speed"] for point in points], mode="markers+text", text=[_label(point, words) for point in points],
+        x=sizes, y=[point["speed"] for point in points], mode="markers+text",
+        text=[_label(point, words) for point in points],
         textposition=_sides(sizes), textfont={"size": 11}, cliponaxis=False,
         error_y={"type": "data", "symmetric": False, "array": [point["high"] - point["speed"] for point in points],
                  "arrayminus": [point["speed"] - point["low"] for point in points], "color": GREY, "thickness": 1.2},
         marker={"size": 15, "color": [point["kl"] or 0.0 for point in points], "colorscale": SCALE, "cmin": 0.0, "cmax": far,
-                "symbol": ["diamond" if point["kl"] is None else "circle" for point in points], "line": {"width": 1, "color": GREY},
-                "colorbar": {"title": {"text": words["kl"], "side": "top"}, "orientation": "h", "y": 1.02, "yanchor": "bottom", "len": 0.9,
+                "symbol": ["diamond" if point["kl"] is None else "circle" for point in points],
+                "line": {"width": 1, "color": GREY},
+                "colorbar": {"title": {"text": words["kl"], "side": "top"}, "orientation": "h", "y": 1.02,
+                             "yanchor": "bottom", "len": 0.9,
                              "thickness": 9, "outlinewidth": 0, "nticks": 5}},
         hovertemplate="%{text}<br>%{x:.1f} MB · %{y:.1f} tok/s<extra></extra>")
     if sizes:
         figure.update_xaxes(range=[0, 1.12 * max(sizes)])
+        figure.update_yaxes(range=[0, 1.45 * max(point["high"] for point in points)])       # room for the names
     return figure
 
 
 def _sides(sizes: Sequence[float]) -> list[str]:
-    """Where each text stands: towards the middle, and by turns above and below, since variants are often of like size and speed."""
+    """Where each text stands: towards the middle, and by turns above and below, since variants are often of like size and
+    speed."""
     order = {place: number for number, place in enumerate(sorted(range(len(sizes)), key=sizes.__getitem__))}
-    return [f"{('top', 'bottom')[order[i] % 2]} {'left' if size > 0.55 * max(sizes) else 'right'}" for i, size in enumerate(sizes)]
+    return [f"{('top', 'bottom')[order[i] % 2]} {'left' if size > 0.55 * max(sizes) else 'right'}" for i,
+            size in enumerate(sizes)]
 
 
 def _label(point: Mapping[str, Any], words: Mapping[str, str]) -> str:
@@ -61,7 +68,8 @@ def _label(point: Mapping[str, Any], words: Mapping[str, str]) -> str:
 
 
 def _breakable(name: str, width: int = 16) -> str:
-    """Long names on several lines, broken after a dash where there is one, so that they stay inside a narrow figure. No name is markup."""
+    """Long names on several lines, broken after a dash where there is one, so that they stay inside a narrow figure. No
+    name is markup."""
     lines = [""]
     for piece in re.findall(rf"[^-]{{1,{width}}}-?|-", name):
         if lines[-1] and len(lines[-1]) + len(piece) > width:

@@ -89,7 +89,8 @@ class FakeStudio:
                 time.sleep(self.pace)
                 self.steps += 1
                 made += 1
-                logprobs = (TokenLogprob(i, self.words[i % 32], -0.5, ((i, self.words[i % 32], -0.5),)),) \
+                word = self.words[i % 32]
+                logprobs = (TokenLogprob(i, word, -0.5, ((i, word, -0.5),), word.encode(), (word.encode(),)),) \
                     if request.sampling.logprobs is not None else ()
                 yield Event(0, self.words[i % 32], (i,), logprobs, finish=finish if made == limit else None)
             if made < limit:

@@ -1,4 +1,5 @@
-"""Side by side: what runs at once and what in turn, the answers under way, and where they part. Over a studio without an engine."""
+"""Side by side: what runs at once and what in turn, the answers under way, and where they part. Over a studio without an
+engine."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from backends.base import (
     InvalidRequest, LoadError, Message, ModelInfo, ModelNotFound, NoChatTemplate, Request, Sampling)
 from gainz_ui.services import compare as module
 from gainz_ui.services.answers import View
-from gainz_ui.services.compare import Comparison, Parting, Shot, marked, parting, plan, room, to_dict
+from gainz_ui.services.compare import Comparison, plan, room, to_dict
+from gainz_ui.services.parting import Parting, Shot, marked, parting
 from tests.fakes.studio import FakeStudio, info
 
 GB = 10**9
@@ -113,7 +115,8 @@ def test_in_turn_each_is_loaded_asked_and_unloaded(studio, monkeypatch):
 def test_in_turn_because_it_was_asked_unloads_nothing(studio, monkeypatch):
     free(monkeypatch, 4 * GB)
     shots = finished(Comparison(studio, plan(studio, ["starter-fp16", "starter"], alone=True), ASK))
-    assert studio.order == [("ask", "starter"), ("load", "starter-fp16"), ("ask", "starter-fp16")], "the loaded one does not wait"
+    assert studio.order == [("ask", "starter"), ("load", "starter-fp16"),
+                            ("ask", "starter-fp16")], "the loaded one does not wait"
     assert not any(shot.unloaded for shot in shots)
 
 
@@ -177,7 +180,8 @@ def test_what_a_program_gets_is_plain(studio, monkeypatch):
 def shot(pieces, finish="stop", fingerprint="a", done=True):
     text = "".join(text for _, text in pieces)
     view = View(text, sum(len(ids) for ids, _ in pieces), done, finish if done else None)
-    return Shot("m", "done", view, ModelInfo("m", "gguf", "GGUF", vocab_fingerprint=fingerprint), 1, None, None, False, tuple(pieces))
+    return Shot("m", "done", view, ModelInfo("m", "gguf", "GGUF", vocab_fingerprint=fingerprint), 1, None, None, False,
+                tuple(pieces))
 
 
 A = [((1,), "The"), ((2,), " sky"), ((3,), " is"), ((4,), " blue"), ((0,), "")]

@@ -1,5 +1,5 @@
-"""One contract for every registered local backend, through `load_model` on small checkpoints: what a user may rely on whatever the
-format of the weights. A backend without a checkpoint here fails the first test."""
+"""One contract for every registered local backend, through `load_model` on small checkpoints: what a user may rely on
+whatever the format of the weights. A backend without a checkpoint here fails the first test."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from backends.registry import Registry, load_model
 from tests.test_gguf_backend import made as made_gguf
 
 FIXTURES = Path(__file__).parent / "fixtures"
-CHECKPOINTS = {"fp16": "llama-fp16", "gptq": "qwen2-autogptq-4bit-g64-actorder", "awq": "llama-autoawq-gemm-g64", "gguf": None}
+CHECKPOINTS = {"fp16": "llama-fp16", "gptq": "qwen2-autogptq-4bit-g64-actorder", "awq": "llama-autoawq-gemm-g64",
+               "gguf": None}
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 PROMPTS = ("The sea was calm", "In the beginning", "One, two, three,", "A letter from home", "It rained")
 TEXT = "The small ship went out in the morning and came home in the evening, heavy with fish and with tired men. " * 4

@@ -1,4 +1,5 @@
-"""Jobs: a real child process each time, driven by small programs that speak as our command line does, and by the command line itself."""
+"""Jobs: a real child process each time, driven by small programs that speak as our command line does, and by the command
+line itself."""
 
 from __future__ import annotations
 
@@ -27,7 +28,9 @@ def program(tmp_path: Path, body: str, **more) -> Jobs:
 
 
 def test_progress_and_result_arrive(tmp_path):
-    jobs = program(tmp_path, "tell(progress={'stage': 'work', 'done': 3, 'total': 9, 'note': 'n'})\nprint('a library speaks', file=sys.stderr)\n"
+    jobs = program(tmp_path,
+                   "tell(progress={'stage': 'work', 'done': 3, 'total': 9, 'note': 'n'})\n"
+                    "print('a library speaks', file=sys.stderr)\n"
                              "print(json.dumps({'argv': sys.argv[1:], 'out': '中文'}, ensure_ascii=False))\n")
     seen = []
     found = jobs.run("quantize", ["--model", "x"], seen.append, Cancel())
@@ -36,14 +39,17 @@ def test_progress_and_result_arrive(tmp_path):
 
 
 def test_an_error_of_the_child_is_the_same_error_here(tmp_path):
-    jobs = program(tmp_path, "tell(error={'code': 'invalid_request', 'cause': 'No.', 'remedy': 'Do.', 'field': 'group', 'evidence': {'group': '7'}})\n"
+    jobs = program(tmp_path,
+                   "tell(error={'code': 'invalid_request', 'cause': 'No.', 'remedy': 'Do.', 'field': 'group', "
+                    "'evidence': {'group': '7'}})\n"
                              "sys.exit(2)\n")
     with pytest.raises(InvalidRequest) as caught:
         jobs.run("quantize", [], lambda p: None, Cancel())
     assert (caught.value.cause, caught.value.field, caught.value.evidence) == ("No.", "group", {"group": "7"})
 
 
-@pytest.mark.parametrize(("body", "code"), [("os.kill(os.getpid(), signal.SIGKILL)", "-9"), ("print('boom', file=sys.stderr); sys.exit(3)", "3")])
+@pytest.mark.parametrize(("body", "code"), [("os.kill(os.getpid(), signal.SIGKILL)", "-9"),
+                                            ("print('boom', file=sys.stderr); sys.exit(3)", "3")])
 def test_a_child_that_dies_is_an_error_with_its_code(tmp_path, body, code):
     with pytest.raises(JobDied) as caught:
         program(tmp_path, body).run("quality", [], lambda p: None, Cancel())
@@ -60,7 +66,9 @@ def cancelling(after: Progress, cancel: Cancel):
 
 
 def test_cancel_is_a_signal_and_the_child_cleans_up(tmp_path):
-    jobs = program(tmp_path, "def stop(*a):\n    open(sys.argv[0] + '.clean', 'w').close(); sys.exit(1)\nsignal.signal(signal.SIGTERM, stop)\n"
+    jobs = program(tmp_path,
+                   "def stop(*a):\n    open(sys.argv[0] + '.clean', 'w').close(); sys.exit(1)\n"
+                    "signal.signal(signal.SIGTERM, stop)\n"
                              "tell(progress={'stage': 'ready', 'done': 0, 'total': 0, 'note': ''})\ntime.sleep(60)\n")
     cancel = Cancel()
     began = time.monotonic()
@@ -70,7 +78,9 @@ def test_cancel_is_a_signal_and_the_child_cleans_up(tmp_path):
 
 
 def test_a_child_that_does_not_listen_is_ended_after_the_grace_time(tmp_path):
-    jobs = program(tmp_path, "signal.signal(signal.SIGTERM, signal.SIG_IGN)\ntell(progress={'stage': 'ready', 'done': 0, 'total': 0, 'note': ''})\n"
+    jobs = program(tmp_path,
+                   "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+                    "tell(progress={'stage': 'ready', 'done': 0, 'total': 0, 'note': ''})\n"
                              "time.sleep(60)\n", grace=0.5)
     cancel = Cancel()
     began = time.monotonic()
@@ -123,7 +133,8 @@ def test_a_job_ends_when_the_page_that_started_it_is_gone(tmp_path):
     """The page's process is killed without a chance to say anything: the pipe it held closes."""
     body = ("import threading\nfrom gainz_ui.longwork import watched\n"
             "with watched(True) as (progress, cancel):\n"
-            "    print('up', flush=True)\n    gone = threading.Event()\n    cancel.on_set(gone.set)\n    print(gone.wait(30), flush=True)\n")
+            "    print('up', flush=True)\n    gone = threading.Event()\n    cancel.on_set(gone.set)\n"
+            "    print(gone.wait(30), flush=True)\n")
     child = subprocess.Popen([sys.executable, "-c", body], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
                              cwd=Path(__file__).parents[1], env={**os.environ, module.CHILD: "1"})
     try:

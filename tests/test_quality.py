@@ -1,4 +1,5 @@
-"""The quality report: the questions, counts and intervals, what may be concluded, files; and the real thing on two small checkpoints."""
+"""The quality report: the questions, counts and intervals, what may be concluded, files; and the real thing on two small
+checkpoints."""
 
 from __future__ import annotations
 
@@ -113,12 +114,13 @@ def test_counts_and_intervals():
     found = paired(asked, theirs, ours)
     assert (found.accuracy, found.reference_accuracy, found.lost, found.won, found.flips) == (0.5, 0.6, 2, 1, 0.3)
     assert found.difference == pytest.approx(-0.1)
-    spread = 1.959964 * math.sqrt((0.3 - 0.01) / 10)             # of a paired difference: (b + c)/n − ((c − b)/n)², over n
+    spread = 1.959964 * math.sqrt((0.3 - 0.01) / 10)             # paired: (b + c)/n − ((c − b)/n)², over n
     assert (found.difference_low, found.difference_high) == (pytest.approx(-0.1 - spread), pytest.approx(-0.1 + spread))
     assert found.kinds == {"facts": {"questions": 10, "accuracy": 0.5, "reference_accuracy": 0.6, "flips": 0.3}}
 
 
-@pytest.mark.parametrize(("count", "n", "low", "high"), [(0, 10, 0.0, 0.2775), (10, 10, 0.7225, 1.0), (5, 10, 0.2366, 0.7634),
+@pytest.mark.parametrize(("count", "n", "low", "high"), [(0, 10, 0.0, 0.2775), (10, 10, 0.7225, 1.0),
+                                                         (5, 10, 0.2366, 0.7634),
                                                          (15, 50, 0.1910, 0.4375)])
 def test_wilsons_interval(count, n, low, high):
     """Values of Newcombe 1998 and of the formula by hand."""
@@ -126,7 +128,8 @@ def test_wilsons_interval(count, n, low, high):
 
 
 # ---------------------------------------------------------------------------------------------- conclusions
-SAME = {"model": "m", "windows": 24, "kl_mean": 5e-5, "kl_low": 4e-5, "kl_high": 6e-5, "top1": 0.999, "top1_low": 0.998, "top1_high": 1.0,
+SAME = {"model": "m", "windows": 24, "kl_mean": 5e-5, "kl_low": 4e-5, "kl_high": 6e-5, "top1": 0.999, "top1_low": 0.998,
+        "top1_high": 1.0,
         "nll_difference": 1e-6, "nll_difference_se": 1e-5, "questions": {"difference_low": 0.0, "difference_high": 0.0}}
 FAR = {**SAME, "kl_mean": 0.2, "kl_low": 0.18, "kl_high": 0.22, "top1": 0.8, "top1_low": 0.78, "top1_high": 0.82,
        "nll_difference": 0.1, "nll_difference_se": 0.01}
@@ -151,7 +154,8 @@ def test_likelihood_says_a_direction_only_outside_the_interval():
     assert likelihood(FAR)["direction"] == "higher" and likelihood({**FAR, "nll_difference": -0.1})["direction"] == "lower"
     assert likelihood(FAR)["factor"] == pytest.approx(1.10517, rel=1e-5)
     assert likelihood(SAME)["direction"] == "open"
-    assert likelihood({**FAR, "nll_difference_se": math.nan}) == {"factor": pytest.approx(1.10517, rel=1e-5), "low": None, "high": None,
+    assert likelihood({**FAR, "nll_difference_se": math.nan}) == {"factor": pytest.approx(1.10517, rel=1e-5), "low": None,
+                                                                  "high": None,
                                                                  "direction": "open"}
 
 
@@ -177,9 +181,12 @@ class Scripted:
         model = arguments[arguments.index("--model") + 1]
         if model in self.refuse:
             raise NotSupported("The two models have different vocabularies.", reference="5 tokens", model="7 tokens")
-        return {**FAR, "model": model, "kl_median": 0.1, "kl_p99": math.nan, "kl_max": 1.0, "text": "bundled", "text_sha256": "0" * 64,
-                "tokens": 100, "window_tokens": 32, "perplexity": 11.0, "perplexity_se": math.nan, "reference_perplexity": 10.0,
-                "reference_perplexity_se": 1.0, "model_kernels": "k", "model_dtype": "d", "reference_kernels": "k", "reference_dtype": "d",
+        return {**FAR, "model": model, "kl_median": 0.1, "kl_p99": math.nan, "kl_max": 1.0, "text": "bundled",
+                "text_sha256": "0" * 64,
+                "tokens": 100, "window_tokens": 32, "perplexity": 11.0, "perplexity_se": math.nan,
+                "reference_perplexity": 10.0,
+                "reference_perplexity_se": 1.0, "model_kernels": "k", "model_dtype": "d", "reference_kernels": "k",
+                "reference_dtype": "d",
                 "pace": {"speed": 9.0, "low": 8.0, "high": 10.0}, "reference_pace": {"speed": 4.0, "low": 3.0, "high": 5.0}}
 
 
@@ -190,7 +197,8 @@ def studio(tmp_path):
                            records=Records(tmp_path / "logs", tmp_path / "outputs"))
 
 
-@pytest.mark.parametrize("more", [{"models": ()}, {"models": ("a",)}, {"models": ("b", "b")}, {"windows": 0}, {"window_tokens": 1},
+@pytest.mark.parametrize("more", [{"models": ()}, {"models": ("a",)}, {"models": ("b", "b")}, {"windows": 0},
+                                  {"window_tokens": 1},
                                   {"text": Path("/absent/file")}])
 def test_what_cannot_be_measured_is_refused(more):
     with pytest.raises(InvalidRequest):
@@ -202,13 +210,16 @@ def test_each_model_is_measured_beside_the_reference_and_the_report_is_kept(stud
     report = Quality(studio, jobs).measure(Ask("a", ("b", "c", "d"), windows=8, window_tokens=32), seen.append, Cancel())
     assert [row["model"] for row in report["rows"]] == ["b", "d"]
     assert report["refused"] == [{"model": "c", "code": "not_supported",
-                                  "reason": str(NotSupported("The two models have different vocabularies.", reference="5 tokens", model="7 tokens"))}]
-    assert jobs.calls[0] == ("quality", ["--ref", "a", "--model", "b", "--windows", "8", "--window-tokens", "32", "--pace", "--questions"],
+                                  "reason": str(NotSupported("The two models have different vocabularies.",
+                                                             reference="5 tokens", model="7 tokens"))}]
+    assert jobs.calls[0] == ("quality", ["--ref", "a", "--model", "b", "--windows", "8", "--window-tokens", "32", "--pace",
+                                         "--questions"],
                              module.BESIDE + 2000)
     assert seen[0] == Progress("compare", 1, 2, "b (1/3) · window")
     (file,) = (tmp_path / "outputs" / "quality").iterdir()
     assert json.loads(file.read_text(), parse_constant=pytest.fail) == json.loads(to_json(report))
-    assert report["rows"][0]["verdict"] == "differs" and report["rows"][0]["rank"] == [1, 2] and report["rows"][0]["kl_p99"] is None
+    assert report["rows"][0]["verdict"] == "differs" and report["rows"][0]["rank"] == [1,
+        2] and report["rows"][0]["kl_p99"] is None
 
 
 def test_cancel_reaches_the_job(studio):
@@ -283,11 +294,14 @@ def test_the_whole_report_through_the_command_line(tmp_path, studio):
     ids = vocabulary["model"]["vocab"]
     ids[first], ids[second] = ids[second], ids[first]
     (other / "tokenizer.json").write_text(json.dumps(vocabulary))
-    (tmp_path / "t.txt").write_text("The small ship went out in the morning and came home in the evening, heavy with fish. " * 40)
-    ask = Ask("llama-fp16", ("llama-autogptq-4bit-g128", "other"), tmp_path / "t.txt", windows=8, window_tokens=32, questions=False)
+    text = "The small ship went out in the morning and came home in the evening, heavy with fish. " * 40
+    (tmp_path / "t.txt").write_text(text)
+    ask = Ask("llama-fp16", ("llama-autogptq-4bit-g128", "other"), tmp_path / "t.txt", windows=8, window_tokens=32,
+              questions=False)
     report = Quality(studio, Jobs(tmp_path / "models")).measure(ask, lambda p: None, Cancel())
     (row,), (refused,) = report["rows"], report["refused"]
     assert row["model"] == "llama-autogptq-4bit-g128" and row["windows"] == 8 and row["tokens"] == 8 * 31
-    assert row["kl_mean"] > 1e-4 and row["kl_low"] <= row["kl_mean"] <= row["kl_high"] and row["verdict"] in ("differs", "undecided")
+    assert row["kl_mean"] > 1e-4 and row["kl_low"] <= row["kl_mean"] <= row["kl_high"] and row["verdict"] in ("differs",
+                                                                                                              "undecided")
     assert row["pace"]["speed"] > 0 and "questions" not in row
     assert refused["model"] == "other" and "tokenizers give different tokens" in refused["reason"]

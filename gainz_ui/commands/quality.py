@@ -22,12 +22,14 @@ PROMPT, ROOM = 64, 512                  # tokens before the pace is measured; co
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ref", required=True, metavar="NAME", help="the reference: a model under models/, or a path")
-    parser.add_argument("--model", required=True, metavar="NAME", help="the variant to judge: a model under models/, or a path")
+    parser.add_argument("--model", required=True, metavar="NAME",
+                        help="the variant to judge: a model under models/, or a path")
     parser.add_argument("--text", type=Path, metavar="FILE",
                         help="text to judge on, UTF-8, plain or .gz; not the calibration text (default: the bundled one)")
     parser.add_argument("--windows", type=int, metavar="INT", help="windows taken from the start of the text (default: all)")
     parser.add_argument("--window-tokens", type=int, default=512, metavar="INT", help="tokens in a window (default: 512)")
-    parser.add_argument("--questions", action="store_true", help="the bundled task of short questions as well: accuracy and flips, paired")
+    parser.add_argument("--questions", action="store_true",
+                        help="the bundled task of short questions as well: accuracy and flips, paired")
     parser.add_argument("--pace", action="store_true", help="also how fast each of them makes tokens, alone")
     parser.add_argument("--kernels", default="auto", metavar="NAME", help="kernels for both models (default: auto)")
     parser.add_argument("--dtype", default="auto", metavar="TYPE", help="compute type for both models (default: auto)")
@@ -43,7 +45,8 @@ def run(settings: Settings, given: argparse.Namespace) -> int:
     if given.json:
         show_json(found)
     else:
-        show_table(("MEASURE", "VALUE"), ((key, f"{value:.6g}" if isinstance(value, float) else value) for key, value in found.items()))
+        show_table(("MEASURE", "VALUE"), ((key, f"{value:.6g}" if isinstance(value, float) else value) for key,
+                                          value in found.items()))
     return 0
 
 
@@ -65,17 +68,20 @@ def measure(settings: Settings, given: argparse.Namespace, progress: ProgressFn,
             model.close()
     finally:
         reference.close()
-    return {"reference": given.ref, "model": given.model, "text": given.text.name if given.text else "bundled", "text_sha256": hashlib.sha256(text.encode()).hexdigest(),
+    return {"reference": given.ref, "model": given.model, "text": given.text.name if given.text else "bundled",
+            "text_sha256": hashlib.sha256(text.encode()).hexdigest(),
             "reference_kernels": reference.info.kernels, "reference_dtype": reference.info.dtype,
             "model_kernels": model.info.kernels, "model_dtype": model.info.dtype, **quality.to_dict(), **more}
 
 
-def _more(reference: Any, model: Any, window: tuple[int, ...], given: argparse.Namespace, progress: ProgressFn, cancel: Cancel) -> dict[str, Any]:
+def _more(reference: Any, model: Any, window: tuple[int, ...], given: argparse.Namespace, progress: ProgressFn,
+          cancel: Cancel) -> dict[str, Any]:
     """What was asked for beside the text: the questions, the pace."""
     from backends import pace, questions
     found: dict[str, Any] = {}
     if given.questions:
-        found["questions"] = questions.compare(reference.decoder, model.decoder, reference.text.encode, None, progress, cancel).to_dict()
+        found["questions"] = questions.compare(reference.decoder, model.decoder, reference.text.encode, None, progress,
+                                               cancel).to_dict()
     if given.pace:
         theirs, ours = pace.race((reference.decoder, model.decoder), window[:PROMPT], progress, cancel)
         found |= {"pace": ours.to_dict(), "reference_pace": theirs.to_dict()}
@@ -89,6 +95,7 @@ def _text(path: Path | None) -> str:
 
 def _load(settings: Settings, name: str, given: argparse.Namespace, progress: ProgressFn, cancel: Cancel) -> Any:
     from backends.registry import load_model
-    path = Path(name) if any(sign in name for sign in "/\\") and Path(name).exists() else Store(settings.models).existing(name)
+    path = Path(name) if any(sign in name
+                             for sign in "/\\") and Path(name).exists() else Store(settings.models).existing(name)
     return load_model(path, progress=progress, cancel=cancel, kernels=given.kernels, dtype=given.dtype, streams=1,
                       context=max(given.window_tokens, ROOM if given.questions or given.pace else 0), prefix_cache=False)

@@ -1,8 +1,8 @@
 """Long work as a child process of our own command line: progress as JSON lines, cancel as a signal, the result on stdout.
 
-A crash or a kill for memory ends the child and nothing else, and its memory comes back. One job at a time: two would take the
-processor from each other, and a benchmark (`turn`) must not be measured beside one. Knows commands and their output; what a
-command does, it does not know.
+A crash or a kill for memory ends the child and nothing else, and its memory comes back. One job at a time: two would take
+the processor from each other, and a benchmark (`turn`) must not be measured beside one. Knows commands and their output;
+what a command does, it does not know.
 """
 
 from __future__ import annotations
@@ -47,13 +47,15 @@ class Jobs:
         finally:
             self._turn.release()
 
-    def run(self, command: str, arguments: Sequence[str], progress: ProgressFn, cancel: Cancel, need: int = 0) -> dict[str, Any]:
-        """The command's result. OutOfMemory before it starts where ``need`` bytes are not free; JobDied where it ends without
-        a result; else the error that it reports itself."""
+    def run(self, command: str, arguments: Sequence[str], progress: ProgressFn, cancel: Cancel,
+            need: int = 0) -> dict[str, Any]:
+        """The command's result. OutOfMemory before it starts where ``need`` bytes are not free; JobDied where it ends
+        without a result; else the error that it reports itself."""
         with self.turn(progress, cancel):
             check_memory(need)
             cancel.raise_if_set("The job")
-            return _Child([*self.program, command, *arguments, "--models", str(self.models), "--json"], self.grace).follow(progress, cancel)
+            whole = [*self.program, command, *arguments, "--models", str(self.models), "--json"]
+            return _Child(whole, self.grace).follow(progress, cancel)
 
 
 def check_memory(need: int) -> None:
@@ -71,8 +73,8 @@ class _Child:
         self.words: deque[str] = deque(maxlen=12)
         self.error: GainzError | None = None
         self._out: list[str] = []
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                                        encoding="utf-8", errors="replace",
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                        text=True, encoding="utf-8", errors="replace",
                                         env={**os.environ, CHILD: "1", "PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8"})
 
     def follow(self, progress: ProgressFn, cancel: Cancel) -> dict[str, Any]:
@@ -102,7 +104,8 @@ class _Child:
         if self.error is not None:
             raise self.error
         log.error("job %s ended with code %s: %s", self.name, code, " | ".join(self.words))
-        raise JobDied("The job's process ended without a result.", job=self.name, code=code, last_words=self.words[-1] if self.words else "")
+        raise JobDied("The job's process ended without a result.", job=self.name, code=code,
+                      last_words=self.words[-1] if self.words else "")
 
     def _collect(self, pipe: IO[str]) -> None:
         self._out.extend(pipe)

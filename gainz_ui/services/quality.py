@@ -1,7 +1,7 @@
 """The quality report: variants against one reference, and what may be concluded from the figures.
 
-Knows intervals and says nothing without one: "no measurable difference" only where KL divergence and flips agree on it, a rank
-only as far as the intervals tell variants apart. The figures come from a child process (`python app.py quality`).
+Knows intervals and says nothing without one: "no measurable difference" only where KL divergence and flips agree on it, a
+rank only as far as the intervals tell variants apart. The figures come from a child process (`python app.py quality`).
 """
 
 from __future__ import annotations
@@ -56,12 +56,13 @@ class Quality:
         self.studio, self.jobs = studio, jobs
 
     def measure(self, ask: Ask, progress: ProgressFn, cancel: Cancel) -> dict[str, Any]:
-        """The report: plain JSON, written to outputs/ as well. Models one after another, each beside the reference. One whose
-        tokens are others' is refused with the reason, and the rest are measured."""
+        """The report: plain JSON, written to outputs/ as well. Models one after another, each beside the reference. One
+        whose tokens are others' is refused with the reason, and the rest are measured."""
         rows, refused, entries = [], [], {name: self.studio.entry(name) for name in (ask.reference, *ask.models)}
         for number, model in enumerate(ask.models):
             try:
-                found = self.jobs.run("quality", _arguments(ask, model), _part(progress, number, len(ask.models), model), cancel,
+                found = self.jobs.run("quality", _arguments(ask, model), _part(progress, number, len(ask.models), model),
+                                      cancel,
                                       self._need(ask.reference, model))
             except NotSupported as error:
                 refused.append({"model": model, "reason": str(error), "code": error.code})
@@ -80,7 +81,8 @@ class Quality:
 
 
 def _arguments(ask: Ask, model: str) -> list[str]:
-    out = ["--ref", ask.reference, "--model", model, "--windows", str(ask.windows), "--window-tokens", str(ask.window_tokens), "--pace"]
+    out = ["--ref", ask.reference, "--model", model, "--windows", str(ask.windows), "--window-tokens",
+           str(ask.window_tokens), "--pace"]
     out += ["--questions"] if ask.questions else []
     return out + (["--text", str(ask.text)] if ask.text is not None else [])
 
@@ -101,13 +103,15 @@ def conclude(report: Mapping[str, Any]) -> dict[str, Any]:
     """The report with a verdict and a rank for each row."""
     rows = report["rows"]
     ranks = rank([(row["kl_low"], row["kl_high"]) for row in rows])
-    judged = [{**row, "verdict": verdict(row), "likelihood": likelihood(row), "rank": list(place)} for row, place in zip(rows, ranks)]
+    judged = [{**row, "verdict": verdict(row), "likelihood": likelihood(row), "rank": list(place)} for row,
+              place in zip(rows, ranks)]
     return {**report, "rows": judged}
 
 
 def verdict(row: Row) -> Verdict:
-    """"same": no measurable difference; said only where the interval of KL and that of flips both reach down to what rounding alone
-    causes. "differs": both stay above it. "undecided": they disagree, or the windows are too few for an interval."""
+    """"same": no measurable difference; said only where the interval of KL and that of flips both reach down to what
+    rounding alone causes. "differs": both stay above it. "undecided": they disagree, or the windows are too few for an
+    interval."""
     flips_low = 1.0 - row["top1_high"]
     if row["windows"] < LEAST or not all(math.isfinite(value) for value in (row["kl_low"], row["kl_high"], flips_low)):
         return "undecided"
@@ -119,8 +123,8 @@ def verdict(row: Row) -> Verdict:
 
 
 def likelihood(row: Row) -> dict[str, Any]:
-    """How much likelier or less likely the text is to the model than to the reference, paired: a factor on perplexity with its
-    interval, and "higher", "lower" or "open" where the interval includes none."""
+    """How much likelier or less likely the text is to the model than to the reference, paired: a factor on perplexity with
+    its interval, and "higher", "lower" or "open" where the interval includes none."""
     gap, half = row["nll_difference"], 1.959964 * row["nll_difference_se"]
     if not math.isfinite(half):
         return {"factor": math.exp(gap), "low": None, "high": None, "direction": "open"}
@@ -137,10 +141,13 @@ def rank(intervals: Sequence[tuple[float, float]]) -> list[tuple[int, int]]:
 
 
 # ---------------------------------------------------------------------------------------------- files
-COLUMNS = ("model", "format", "size", "perplexity", "perplexity_se", "reference_perplexity", "reference_perplexity_se", "kl_mean",
-           "kl_low", "kl_high", "kl_median", "kl_p99", "kl_max", "top1", "top1_low", "top1_high", "verdict", "tokens", "windows",
+COLUMNS = ("model", "format", "size", "perplexity", "perplexity_se", "reference_perplexity", "reference_perplexity_se",
+           "kl_mean",
+           "kl_low", "kl_high", "kl_median", "kl_p99", "kl_max", "top1", "top1_low", "top1_high", "verdict", "tokens",
+           "windows",
            "window_tokens", "text", "text_sha256", "model_kernels", "model_dtype", "reference_kernels", "reference_dtype")
-TASK = ("questions", "accuracy", "accuracy_low", "accuracy_high", "reference_accuracy", "lost", "won", "flips", "flips_low", "flips_high",
+TASK = ("questions", "accuracy", "accuracy_low", "accuracy_high", "reference_accuracy", "lost", "won", "flips", "flips_low",
+        "flips_high",
         "difference", "difference_low", "difference_high")
 PACE = ("speed", "low", "high")
 
@@ -149,7 +156,8 @@ def to_csv(report: Mapping[str, Any]) -> str:
     """One line a variant; units as in the report: nats, shares, tokens a second, bytes."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["reference", *COLUMNS, "rank_best", "rank_worst", *(f"task_{name}" for name in TASK), *(f"pace_{name}" for name in PACE),
+    writer.writerow(["reference", *COLUMNS, "rank_best", "rank_worst", *(f"task_{name}" for name in TASK),
+                     *(f"pace_{name}" for name in PACE),
                      *(f"reference_pace_{name}" for name in PACE)])
     for row in report["rows"]:
         task, pace, theirs = (row.get(name) or {} for name in ("questions", "pace", "reference_pace"))

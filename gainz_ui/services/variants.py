@@ -55,17 +55,20 @@ class Variants:
         return [entry.name for entry in self.studio.catalog() if can_start_from(entry)]
 
     def plan(self, model: str, options: QuantizeOptions, name: str | None = None, text: Path | None = None) -> Plan:
-        """Everything that can be refused before anything is read: NotSupported, InvalidRequest (a group that does not fit)."""
+        """Everything that can be refused before anything is read: NotSupported, InvalidRequest (a group that does not
+        fit)."""
         entry = self.studio.entry(model)
         if not can_start_from(entry):
-            raise NotSupported(f"No variant can be made from {model}.", format=entry.format, reason=entry.reason or "it is quantized already",
+            raise NotSupported(f"No variant can be made from {model}.", format=entry.format,
+                               reason=entry.reason or "it is quantized already",
                                remedy="Start from a float or GGUF model.")
         about = self.studio.details(model)
         check_group(options.group, [width for width in (about.hidden, about.inner) if width])
         return Plan(model, name or default_name(model, options), options, text, need_bytes(about))
 
     def make(self, plan: Plan, progress: ProgressFn, cancel: Cancel) -> dict[str, Any]:
-        """The variant's manifest; it is in models/ then, and everybody is told. What a stopped job has done is gone on with."""
+        """The variant's manifest; it is in models/ then, and everybody is told. What a stopped job has done is gone on
+        with."""
         given = ["--model", plan.model, "--out", plan.name, *arguments(plan.options)]
         given += ["--text", str(plan.text)] if plan.text is not None else []
         manifest = self.jobs.run("quantize", given, progress, cancel, plan.need)
@@ -74,7 +77,8 @@ class Variants:
 
     # ------------------------------------------------------------------------------------------ the starter's
     def starter_missing(self) -> list[str]:
-        """The methods of which the starter has no variant with default settings yet; [] where there is no starter. Reads no file."""
+        """The methods of which the starter has no variant with default settings yet; [] where there is no starter. Reads no
+        file."""
         there = set(places(self.studio.settings.models))
         if starter.NAME not in there:
             return []

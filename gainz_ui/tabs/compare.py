@@ -1,4 +1,4 @@
-"""The compare tab: variants side by side, and below them the quality report. Layout here; what happens is in the compare_* files."""
+"""The compare tab: variants side by side, and below them the quality report. Layout only; the compare_* files do things."""
 
 from __future__ import annotations
 
@@ -55,10 +55,11 @@ def _offer(parts: dict[str, Any]) -> None:
 
 
 def _question(parts: dict[str, Any]) -> Form:
-    parts["models"] = gr.Dropdown([], value=[], multiselect=True, max_choices=MOST, label=T("compare_models"), info=T("compare_models_help"),
-                                  elem_id="gz-compare-models")
+    parts["models"] = gr.Dropdown([], value=[], multiselect=True, max_choices=MOST, label=T("compare_models"),
+                                  info=T("compare_models_help"), elem_id="gz-compare-models")
     parts["nothing"] = Html(visible=False)
-    parts["prompt"] = gr.Textbox(label=T("compare_prompt"), placeholder=T("compare_example"), lines=2, max_lines=8, elem_id="gz-compare-prompt")
+    parts["prompt"] = gr.Textbox(label=T("compare_prompt"), placeholder=T("compare_example"), lines=2, max_lines=8,
+                                 elem_id="gz-compare-prompt")
     with gr.Row(elem_classes="gz-actions"):
         parts["run"] = gr.Button(T("compare_run"), variant="primary", elem_id="gz-compare-run")
         parts["stop"] = gr.Button(T("stop"), variant="stop", visible=False, elem_id="gz-compare-stop")
@@ -66,7 +67,8 @@ def _question(parts: dict[str, Any]) -> Form:
     with gr.Accordion(T("compare_settings"), open=False, elem_classes="gz-fold"):
         with gr.Column(elem_id="gz-options-compare"):
             form = Form(Sampling, skip=SKIPPED, defaults=FIRST, prefix="gz-compare")
-        parts["system"] = gr.Textbox(label=T("system_prompt"), placeholder=T("system_placeholder"), lines=1, elem_id="gz-compare-system")
+        parts["system"] = gr.Textbox(label=T("system_prompt"), placeholder=T("system_placeholder"), lines=1,
+                                     elem_id="gz-compare-system")
         parts["in_turn"] = gr.Checkbox(label=T("compare_in_turn"), info=T("compare_in_turn_help"), elem_id="gz-compare-turn")
         parts["plain"] = gr.Checkbox(label=T("compare_plain"), info=T("compare_plain_help"), elem_id="gz-compare-plain")
     parts["plan"] = Html(visible=False, elem_id="gz-compare-plan")
@@ -89,11 +91,14 @@ def _quality(parts: dict[str, Any]) -> None:
     gr.Markdown(T("quality_intro"), elem_classes="gz-soft")
     with gr.Accordion(T("quality_settings"), open=False, elem_classes="gz-fold"):
         with gr.Row():
-            parts["windows"] = gr.Number(24, label=T("quality_windows"), info=T("quality_windows_help"), precision=0, minimum=1, maximum=10_000,
+            parts["windows"] = gr.Number(24, label=T("quality_windows"), info=T("quality_windows_help"), precision=0,
+                                         minimum=1, maximum=10_000,
                                          elem_id="gz-quality-windows")
-            parts["window_tokens"] = gr.Number(512, label=T("quality_window_tokens"), precision=0, minimum=16, maximum=65_536,
+            parts["window_tokens"] = gr.Number(512, label=T("quality_window_tokens"), precision=0, minimum=16,
+                                               maximum=65_536,
                                                elem_id="gz-quality-tokens")
-        parts["text"] = gr.Textbox(label=T("quality_text"), info=T("quality_text_help"), placeholder=T("bundled_text"), max_lines=1,
+        parts["text"] = gr.Textbox(label=T("quality_text"), info=T("quality_text_help"), placeholder=T("bundled_text"),
+                                   max_lines=1,
                                    elem_id="gz-quality-text")
         parts["task"] = gr.Checkbox(True, label=T("quality_task"), info=T("quality_task_help"), elem_id="gz-quality-task")
     with gr.Row(elem_classes="gz-actions"):
@@ -128,11 +133,13 @@ def _wire_models(page: Page, parts: dict[str, Any]) -> None:
 
 
 def _first(entries: list[Any]) -> list[str]:
-    """What stands there at first: a loaded model and what has most in common with its name, a variant of it where there is one."""
+    """What stands there at first: a loaded model and what has most in common with its name, a variant of it where there is
+    one."""
     if not entries:
         return []
     start = next((entry for entry in entries if entry.loaded), entries[0]).name
-    others = sorted((entry.name for entry in entries if entry.name != start), key=lambda name: -len(commonprefix([name, start])))
+    others = sorted((entry.name for entry in entries if entry.name != start),
+                    key=lambda name: -len(commonprefix([name, start])))
     return [start, *others[:1]]
 
 

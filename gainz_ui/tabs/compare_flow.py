@@ -1,6 +1,7 @@
 """Side by side: one generator that watches a comparison and fills all the cards, every 100 ms. Leaving the page stops it.
 
-Knows the tab's widgets by name and the compare service; several listeners on one trigger would run one after another in the browser.
+Knows the tab's widgets by name and the compare service; several listeners on one trigger would run one after another in the
+browser.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ class Flow:
             yield {p["plan"]: shown(_error(words, error))}
             return
         self.running[request.session_hash] = comparison
-        yield {p["plan"]: shown(show.about(words, chosen)), p["api"]: _code(request, names, prompt, system, in_turn, plain, asked.sampling),
+        yield {p["plan"]: shown(show.about(words, chosen)), p["api"]: _code(request, names, prompt, system, in_turn, plain,
+                                                                            asked.sampling),
                p["run"]: gr.Button(visible=False), p["stop"]: gr.Button(visible=True), p["save"]: gr.Button(visible=False),
                p["sides"]: gr.Row(visible=True), **self._boxes(len(chosen.names)), **self._cards(words, comparison, {})}
         try:
@@ -119,9 +121,11 @@ def make_request(prompt: str, system: str, plain: bool, sampling: Sampling) -> R
 
 
 def _code(request: gr.Request, names: Any, prompt: str, system: str, in_turn: bool, plain: bool, sampling: Sampling) -> str:
-    arguments = {"prompt": prompt, "models": list(names or []), "max_tokens": sampling.max_tokens, "temperature": sampling.temperature,
+    arguments = {"prompt": prompt, "models": list(names or []), "max_tokens": sampling.max_tokens,
+                 "temperature": sampling.temperature,
                  "seed": sampling.seed, "system": system or None, "in_turn": in_turn, "plain": plain,
-                 "options": {key: getattr(sampling, key) for key, off in (("top_k", 0), ("top_p", 1.0)) if getattr(sampling, key) != off}}
+                 "options": {key: getattr(sampling, key) for key, off in (("top_k", 0), ("top_p", 1.0))
+                             if getattr(sampling, key) != off}}
     return snippets(*call_snippets("compare", arguments, address_of(request)))
 
 

@@ -47,8 +47,10 @@ class Offer:
         words, p = language(request), self.parts
         missing, running = self.variants.starter_missing(), self.page.tasks.running(KIND)
         names = " + ".join(method.upper() for method in missing)
-        text = html.notice("plain", tr(words, "offer_title", methods=names), [tr(words, "offer_text", name=starter.NAME)], live=False)
-        return {p["offer_card"]: gr.Column(visible=bool(missing or running)), p["offer_text"]: text if missing else gr.skip()}
+        text = html.notice("plain", tr(words, "offer_title", methods=names), [tr(words, "offer_text", name=starter.NAME)],
+                           live=False)
+        return {p["offer_card"]: gr.Column(visible=bool(missing or running)),
+                p["offer_text"]: text if missing else gr.skip()}
 
     async def make(self, request: gr.Request, prompt: str) -> AsyncIterator[Update]:
         """Both variants; then they stand chosen, with a question, and what follows asks it."""
@@ -72,10 +74,12 @@ class Offer:
     async def _watch(self, words: str, task: Any, prompt: str) -> AsyncIterator[Update]:
         p = self.parts
         while task.running:
-            yield {p["offer_card"]: gr.Column(visible=True), p["offer"]: gr.Button(visible=False), p["offer_cancel"]: gr.Button(visible=True),
+            yield {p["offer_card"]: gr.Column(visible=True), p["offer"]: gr.Button(visible=False),
+                   p["offer_cancel"]: gr.Button(visible=True),
                    p["offer_free"]: gr.Button(visible=False), p["offer_work"]: shown(work(words, [task]))}
             await asyncio.sleep(PERIOD)
-        yield {p["offer"]: gr.Button(visible=True), p["offer_cancel"]: gr.Button(visible=False), **self._ended(words, task, prompt)}
+        yield {p["offer"]: gr.Button(visible=True), p["offer_cancel"]: gr.Button(visible=False),
+               **self._ended(words, task, prompt)}
 
     def _ended(self, words: str, task: Any, prompt: str) -> Update:
         p = self.parts
@@ -84,9 +88,11 @@ class Offer:
         if task.error is not None:
             crowded = isinstance(task.error, OutOfMemory) and bool(self.page.studio.loaded())
             title, what, remedy = explain(words, task.error)
-            return {p["offer_work"]: shown(html.notice("bad", title, [what, remedy])), p["offer_free"]: gr.Button(visible=crowded)}
+            return {p["offer_work"]: shown(html.notice("bad", title, [what, remedy])),
+                    p["offer_free"]: gr.Button(visible=crowded)}
         chosen = [starter.NAME, *task.result]
-        return {p["offer_work"]: shown(""), p["offer_card"]: gr.Column(visible=False), p["models"]: gr.Dropdown(choices=names(self.page.studio.catalog()), value=chosen),
+        return {p["offer_work"]: shown(""), p["offer_card"]: gr.Column(visible=False),
+                p["models"]: gr.Dropdown(choices=names(self.page.studio.catalog()), value=chosen),
                 p["prompt"]: prompt or tr(words, "compare_example"),
                 self.page.version: self.page.studio.changed.version}
 

@@ -1,4 +1,5 @@
-"""The quality report on the page: start, watch, cancel, come back, export. The work is a task, and outlives the page that began it."""
+"""The quality report on the page: start, watch, cancel, come back, export. The work is a task, and outlives the page that
+began it."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ class Measuring:
     def wire(self) -> None:
         p = self.parts
         inputs = [p["models"], p["text"], p["windows"], p["window_tokens"], p["task"]]
-        outputs = [p["measure"], p["measure_cancel"], p["measure_free"], p["measure_work"], p["report"], p["report_view"], p["plot"], p["exports"]]
+        outputs = [p["measure"], p["measure_cancel"], p["measure_free"], p["measure_work"], p["report"], p["report_view"],
+                   p["plot"], p["exports"]]
         p["measure"].click(self.start, inputs, outputs, concurrency_limit=None, **PRIVATE)
         p["measure_cancel"].click(self.cancel, None, None, queue=False, **PRIVATE)
         p["measure_free"].click(self.free, None, [p["measure_free"], p["measure_work"], self.page.version], **PRIVATE).then(
@@ -47,12 +49,14 @@ class Measuring:
         words = language(request)
         try:
             reference, *models = names or [""]
-            ask = quality.Ask(reference, tuple(models), Path(text.strip()) if (text or "").strip() else None, int(windows or 0),
+            ask = quality.Ask(reference, tuple(models), Path(text.strip()) if (text or "").strip() else None,
+                              int(windows or 0),
                               int(window_tokens or 0), task)
         except GainzError as error:
             yield {self.parts["measure_work"]: shown(_error(words, error))}
             return
-        made = self.page.tasks.start(quality.KIND, ", ".join(models), lambda report, cancel: self.quality.measure(ask, report, cancel))
+        made = self.page.tasks.start(quality.KIND, ", ".join(models), lambda report,
+                                     cancel: self.quality.measure(ask, report, cancel))
         async for update in self._watch(words, made):
             yield update
 
@@ -68,7 +72,8 @@ class Measuring:
     async def _watch(self, words: str, task: Any) -> AsyncIterator[Update]:
         p = self.parts
         while task.running:
-            yield {p["measure"]: gr.Button(visible=False), p["measure_cancel"]: gr.Button(visible=True), p["measure_free"]: gr.Button(visible=False),
+            yield {p["measure"]: gr.Button(visible=False), p["measure_cancel"]: gr.Button(visible=True),
+                   p["measure_free"]: gr.Button(visible=False),
                    p["measure_work"]: shown(work(words, [task]))}
             await asyncio.sleep(PERIOD)
         yield self._ended(words, task)
@@ -77,10 +82,13 @@ class Measuring:
         p = self.parts
         out = {p["measure"]: gr.Button(visible=True), p["measure_cancel"]: gr.Button(visible=False)}
         if task.state == "cancelled":
-            return {**out, p["measure_work"]: shown(html.notice("warn", tr(words, "work_cancelled", name=tr(words, "quality_title"))))}
+            return {**out, p["measure_work"]: shown(html.notice("warn",
+                                                                tr(words, "work_cancelled",
+                                                                   name=tr(words, "quality_title"))))}
         if task.error is not None:
             crowded = isinstance(task.error, OutOfMemory) and bool(self.page.studio.loaded())
-            return {**out, p["measure_work"]: shown(_error(words, task.error)), p["measure_free"]: gr.Button(visible=crowded)}
+            return {**out, p["measure_work"]: shown(_error(words, task.error)),
+                    p["measure_free"]: gr.Button(visible=crowded)}
         return {**out, p["measure_work"]: shown(""), **self._shown(words, task.result)}
 
     def _shown(self, words: str, report: dict[str, Any]) -> Update:

@@ -7,7 +7,8 @@ from typing import Any
 
 from gainz_ui import html
 from gainz_ui.i18n import explain, tr
-from gainz_ui.services.compare import Parting, Plan, Shot, marked, parting
+from gainz_ui.services.compare import Plan
+from gainz_ui.services.parting import Parting, Shot, marked, parting
 from gainz_ui.tabs.chat_view import stage
 
 STATES = {"waiting": "plain", "loading": "busy", "answering": "busy", "done": "good", "failed": "bad"}
@@ -32,7 +33,8 @@ def card(words: str, shots: Sequence[Shot], index: int, plan: Plan) -> str:
     found, other = _mark(shots, index)
     state = tr(words, "state_unloaded") if shot.unloaded and shot.state == "done" else tr(words, f"side_{shot.state}")
     badge = html.chip(state, STATES[shot.state])
-    lines = [f'<div class="gz-side-head"><h3 class="gz-h">{html.escape(shot.name)}</h3>{badge}</div>', _tags(words, shot, index)]
+    lines = [f'<div class="gz-side-head"><h3 class="gz-h">{html.escape(shot.name)}</h3>{badge}</div>',
+             _tags(words, shot, index)]
     lines += [_tiles(words, shot, plan)]
     if shot.state == "loading":
         lines.append(_loading(words, shot))
@@ -46,8 +48,8 @@ def card(words: str, shots: Sequence[Shot], index: int, plan: Plan) -> str:
 
 
 def _mark(shots: Sequence[Shot], index: int) -> tuple[Parting | None, str]:
-    """Where this answer parts, and the whole text of the other one if that is finished. The reference is marked where the first of
-    the others leaves it."""
+    """Where this answer parts, and the whole text of the other one if that is finished. The reference is marked where the
+    first of the others leaves it."""
     if index:
         whole = shots[0].view.done and shots[index].view.done
         return parting(shots[0], shots[index]), shots[0].view.text if whole else ""
@@ -71,7 +73,8 @@ def _tiles(words: str, shot: Shot, plan: Plan) -> str:
     ttft = f"{view.ttft * 1000:.0f}" if view.ttft is not None else "–"
     peak = html.size(info.peak_bytes).split(" ") if info and info.peak_bytes else ["–", ""]
     disk = html.size(shot.size).split(" ")
-    return html.tiles([(tr(words, "stat_ttft"), ttft, "ms"), (tr(words, "stat_speed"), f"{view.speed:.1f}" if view.speed else "–", "tok/s"),
+    return html.tiles([(tr(words, "stat_ttft"), ttft, "ms"), (tr(words, "stat_speed"),
+                                                              f"{view.speed:.1f}" if view.speed else "–", "tok/s"),
                        (tr(words, "stat_tokens"), html.number(tokens), ""), (tr(words, "fact_peak"), *peak),
                        (tr(words, "fact_size"), *disk)])
 
@@ -80,7 +83,8 @@ def _loading(words: str, shot: Shot) -> str:
     if shot.progress is None:
         return html.bar(None, shot.name)
     share = shot.progress.done / shot.progress.total if shot.progress.total else None
-    return f'<div class="gz-work"><b></b><span>{html.escape(stage(words, shot.progress))}</span>{html.bar(share, shot.name)}</div>'
+    text = html.escape(stage(words, shot.progress))
+    return f'<div class="gz-work"><b></b><span>{text}</span>{html.bar(share, shot.name)}</div>'
 
 
 def _text(words: str, shot: Shot, found: Parting | None, other: str) -> str:
@@ -110,4 +114,5 @@ def _verdict(words: str, shots: Sequence[Shot], index: int, found: Parting | Non
 
 def names(entries: Sequence[Any]) -> list[tuple[str, str]]:
     """Choices: what can be loaded, with format and size."""
-    return [(f"{entry.name} · {entry.format or entry.title} · {html.size(entry.size)}", entry.name) for entry in entries if entry.ready]
+    return [(f"{entry.name} · {entry.format or entry.title} · {html.size(entry.size)}", entry.name) for entry in entries
+            if entry.ready]

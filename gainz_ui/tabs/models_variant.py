@@ -25,7 +25,8 @@ def variant_form(page: Page, catalog: Any) -> tuple[Any, Any, list[Any]]:
         with gr.Column(elem_id="gz-options-variant"):
             folded = [item.name for item in fields(QuantizeOptions) if item.name not in FIRST]
             form = Form(QuantizeOptions, advanced=folded, title=T("more_options"), prefix="gz-variant")
-        text = gr.Textbox(label=T("calibration_text"), info=T("calibration_text_help"), placeholder=T("bundled_calibration"), max_lines=1,
+        text = gr.Textbox(label=T("calibration_text"), info=T("calibration_text_help"), placeholder=T("bundled_calibration"),
+                          max_lines=1,
                           elem_id="gz-variant-text")
         name = gr.Textbox(label=T("name_optional"), max_lines=1, elem_id="gz-variant-name")
         make = gr.Button(T("make_variant_run"), elem_classes="gz-fit", elem_id="gz-variant-run")
@@ -35,7 +36,8 @@ def variant_form(page: Page, catalog: Any) -> tuple[Any, Any, list[Any]]:
         if not model:
             raise InvalidRequest("No model is chosen.", field="model", remedy="Choose the model to start from in the list.")
         options = make_options(QuantizeOptions, form.read(values))
-        plan = variants.plan(model, options, (called or "").strip() or None, Path(words.strip()) if (words or "").strip() else None)
+        plan = variants.plan(model, options, (called or "").strip() or None,
+                             Path(words.strip()) if (words or "").strip() else None)
         return KIND, plan.name, lambda report, cancel: variants.make(plan, report, cancel)["name"]
 
     return make, start, [catalog, text, name, *form.widgets]

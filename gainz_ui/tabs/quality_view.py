@@ -18,14 +18,17 @@ def report(words: str, found: Mapping[str, Any]) -> str:
     say = lambda key, **values: tr(words, key, **values)  # noqa: E731
     rows = found["rows"]
     parts = [_table(words, found)] if rows else []
-    parts += [html.notice("bad", say("quality_refused", model=item["model"]), [item["reason"]], live=False) for item in found["refused"]]
+    parts += [html.notice("bad", say("quality_refused", model=item["model"]), [item["reason"]], live=False)
+              for item in found["refused"]]
     if rows:
         first = rows[0]
         text = say("bundled_text") if first["text"] == "bundled" else first["text"]
         parts.append(html.notice("plain", say("how_measured"), [
-            say("how_text", text=text, windows=first["windows"], window_tokens=first["window_tokens"], tokens=html.number(first["tokens"]),
+            say("how_text", text=text, windows=first["windows"], window_tokens=first["window_tokens"],
+                tokens=html.number(first["tokens"]),
                 digest=first["text_sha256"][:12]),
-            say("how_intervals"), say("how_same", kl=f"{KL_FLOOR:g}", flips=_percent(FLIP_FLOOR)), say("how_pace")], live=False))
+            say("how_intervals"), say("how_same", kl=f"{KL_FLOOR:g}", flips=_percent(FLIP_FLOOR)), say("how_pace")],
+                                 live=False))
     return '<div class="gz-stacked">' + "".join(parts) + "</div>"
 
 
@@ -35,7 +38,8 @@ def _table(words: str, found: Mapping[str, Any]) -> str:
         (found["reference"], say("the_reference")), *((row["model"], row.get("format", "")) for row in rows)))
     lines = [_line(say(key), base(words, found), [cell(words, row) for row in rows]) for key, base, cell in LINES
              if any(cell(words, row) for row in rows)]
-    return (f'<div class="gz-scroll" tabindex="0" role="region" aria-label="{html.escape(say("quality_title"))}"><table class="gz-table">'
+    label = html.escape(say("quality_title"))
+    return (f'<div class="gz-scroll" tabindex="0" role="region" aria-label="{label}"><table class="gz-table">'
             f'<thead><tr><th></th>{head}</tr></thead><tbody>{"".join(lines)}</tbody></table></div>')
 
 
@@ -78,14 +82,16 @@ def _top1(words: str, row: Row) -> str:
 
 def _accuracy(words: str, row: Row) -> str:
     task = row.get("questions")
-    return _value(_percent(task["accuracy"]), _interval(words, task["accuracy_low"], task["accuracy_high"], _percent)) if task else ""
+    return _value(_percent(task["accuracy"]), _interval(words, task["accuracy_low"], task["accuracy_high"],
+                                                        _percent)) if task else ""
 
 
 def _difference(words: str, row: Row) -> str:
     task = row.get("questions")
     if not task:
         return ""
-    return _value(tr(words, "points", value=_signed(task["difference"])), f"{_signed(task['difference_low'])} – {_signed(task['difference_high'])}")
+    return _value(tr(words, "points", value=_signed(task["difference"])),
+                  f"{_signed(task['difference_low'])} – {_signed(task['difference_high'])}")
 
 
 def _flips(words: str, row: Row) -> str:
@@ -149,7 +155,8 @@ LINES: tuple[tuple[str, Callable[..., str], Callable[[str, Row], str]], ...] = (
     ("row_difference", _nothing, _difference),
     ("row_flips", _nothing, _flips),
     ("row_pace", _of_first("pace"), lambda words, row: _pace(row.get("pace"))),
-    ("fact_size", lambda words, found: _value(html.size(found["reference_size"])), lambda words, row: _value(html.size(row["size"]))),
+    ("fact_size", lambda words, found: _value(html.size(found["reference_size"])), lambda words,
+     row: _value(html.size(row["size"]))),
     ("fact_kernels", lambda words, found: _value(found["rows"][0]["reference_kernels"], found["rows"][0]["reference_dtype"]),
      lambda words, row: _value(row["model_kernels"], row["model_dtype"])),
 )
@@ -163,5 +170,6 @@ def points(found: Mapping[str, Any]) -> list[dict[str, Any]]:
     theirs = {key: sum(row["reference_pace"][key] for row in rows) / len(rows) for key in ("speed", "low", "high")}
     out = [{"name": found["reference"], "size": found["reference_size"], "kl": None, **theirs}]
     for row in rows:
-        out.append({"name": row["model"], "size": row["size"], "kl": row["kl_mean"], **{key: row["pace"][key] for key in ("speed", "low", "high")}})
+        out.append({"name": row["model"], "size": row["size"], "kl": row["kl_mean"],
+                    **{key: row["pace"][key] for key in ("speed", "low", "high")}})
     return out

@@ -1,6 +1,6 @@
-"""A real Chromium against a real server. Two servers, each once for all tests in here: the page over a studio without an engine, whose
-speed and state a test sets; and the whole program over two tiny checkpoints. Every page must end without an error on
-its console and without a request to anywhere else."""
+"""A real Chromium against a real server. Two servers, each once for all tests in here: the page over a studio without an
+engine, whose speed and state a test sets; and the whole program over two tiny checkpoints. Every page must end without an
+error on its console and without a request to anywhere else."""
 
 from __future__ import annotations
 
@@ -111,7 +111,8 @@ class Startup:
 
 
 class ScriptedJobs:
-    """Jobs without a child: ten steps, then a result; ``made``: variants that stand in models/ from then on. A test sets ``error``."""
+    """Jobs without a child: ten steps, then a result; ``made``: variants that stand in models/ from then on. A test sets
+    ``error``."""
 
     def __init__(self, studio) -> None:
         self.studio = studio
@@ -136,7 +137,8 @@ class ScriptedJobs:
 
     def _made(self, name):
         from types import SimpleNamespace
-        entry = vars(self.studio._entries["starter"]) | {"name": name, "backend": "gguf", "format": "GPTQ 4-bit g64", "size": 91_000_000}
+        entry = vars(self.studio._entries["starter"]) | {"name": name, "backend": "gguf", "format": "GPTQ 4-bit g64",
+                                                         "size": 91_000_000}
         self.studio._entries[name] = SimpleNamespace(**entry)
         return {"name": name}
 
@@ -144,15 +146,23 @@ class ScriptedJobs:
 def figures(reference, model):
     """What the quality command would say."""
     far = 0.19 if "gptq" in model else 0.31
-    task = {"questions": 200, "accuracy": 0.48, "accuracy_low": 0.41, "accuracy_high": 0.55, "reference_accuracy": 0.5, "lost": 9, "won": 5,
-            "flips": 0.07, "flips_low": 0.042, "flips_high": 0.114, "difference": -0.02, "difference_low": -0.056, "difference_high": 0.016,
+    task = {"questions": 200, "accuracy": 0.48, "accuracy_low": 0.41, "accuracy_high": 0.55, "reference_accuracy": 0.5,
+            "lost": 9, "won": 5,
+            "flips": 0.07, "flips_low": 0.042, "flips_high": 0.114, "difference": -0.02, "difference_low": -0.056,
+            "difference_high": 0.016,
             "kinds": {}}
-    return {"reference": reference, "model": model, "text": "bundled", "text_sha256": "a7fa0432" * 8, "reference_kernels": "cpu avx2, 2 threads",
-            "reference_dtype": "float32", "model_kernels": "cpu avx2, 2 threads", "model_dtype": "float32", "perplexity": 52.1,
-            "perplexity_se": 2.2, "reference_perplexity": 44.6, "reference_perplexity_se": 1.9, "kl_mean": far, "kl_se": 0.005,
-            "kl_low": far - 0.01, "kl_high": far + 0.01, "kl_median": far / 2, "kl_p99": far * 7, "kl_max": far * 20, "top1": 0.77,
-            "top1_low": 0.76, "top1_high": 0.78, "nll_difference": 0.155, "nll_difference_se": 0.006, "tokens": 12264, "windows": 24,
-            "window_tokens": 512, "questions": task, "pace": {"speed": 120.0, "low": 112.0, "high": 128.0, "blocks": 6, "steps": 24, "prompt": 64},
+    return {"reference": reference, "model": model, "text": "bundled", "text_sha256": "a7fa0432" * 8,
+            "reference_kernels": "cpu avx2, 2 threads",
+            "reference_dtype": "float32", "model_kernels": "cpu avx2, 2 threads", "model_dtype": "float32",
+            "perplexity": 52.1,
+            "perplexity_se": 2.2, "reference_perplexity": 44.6, "reference_perplexity_se": 1.9, "kl_mean": far,
+            "kl_se": 0.005,
+            "kl_low": far - 0.01, "kl_high": far + 0.01, "kl_median": far / 2, "kl_p99": far * 7, "kl_max": far * 20,
+            "top1": 0.77,
+            "top1_low": 0.76, "top1_high": 0.78, "nll_difference": 0.155, "nll_difference_se": 0.006, "tokens": 12264,
+            "windows": 24,
+            "window_tokens": 512, "questions": task, "pace": {"speed": 120.0, "low": 112.0, "high": 128.0, "blocks": 6,
+                                                              "steps": 24, "prompt": 64},
             "reference_pace": {"speed": 55.0, "low": 49.0, "high": 60.0, "blocks": 6, "steps": 24, "prompt": 64}}
 
 

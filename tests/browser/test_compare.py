@@ -1,4 +1,5 @@
-"""The compare tab in a browser: side by side, the report and its files, the first run's offer; and the form that makes a variant."""
+"""The compare tab in a browser: side by side, the report and its files, the first run's offer; and the form that makes a
+variant."""
 
 from __future__ import annotations
 
@@ -54,7 +55,7 @@ def test_where_answers_part_is_marked(both, visit):
     stream = both.studio._stream
 
     def other(request, prompt, cancel):
-        for number, event in enumerate(stream(request, prompt, cancel)):
+        for event in stream(request, prompt, cancel):
             if event.ids and event.ids[0] == 5 and both.studio.requests[-1][0] == "starter-fp16":
                 from dataclasses import replace
                 event = replace(event, text=" wholly", ids=(999,))
@@ -65,7 +66,7 @@ def test_where_answers_part_is_marked(both, visit):
         page = visit(both.url)
         tab(page, "Compare")
         page.locator("#gz-tab-tab_compare .gz-fold button").first.click()
-        page.locator("#gz-compare-turn").get_by_role("checkbox").check()    # one after another: each stream knows whose it is
+        page.locator("#gz-compare-turn").get_by_role("checkbox").check()    # so that each stream knows whose it is
         compare(page)
         card = page.locator("#gz-side-1")
         expect(card).to_contain_text("Parts from starter at token 6")
@@ -124,7 +125,8 @@ def test_the_report_with_its_plot_and_its_files(both, visit):
     page.click("#gz-quality-run")
     expect(page.locator("#gz-quality-work")).to_contain_text("Comparing on the text")
     report = page.locator("#gz-quality-report")
-    for text in ("measurably different", "0.300 – 0.320", "76.0 % – 78.0 %", "44.60", "± 1.90", "9 lost, 5 won", "bundled evaluation text",
+    for text in ("measurably different", "0.300 – 0.320", "76.0 % – 78.0 %", "44.60", "± 1.90", "9 lost, 5 won",
+                 "bundled evaluation text",
                  "95 % intervals"):
         expect(report).to_contain_text(text)
     expect(page.locator("#gz-plot-quality svg.main-svg").first).to_be_visible()
@@ -179,7 +181,8 @@ def test_the_first_run_makes_both_variants_and_shows_them(stage, visit, tmp_path
         expect(page.locator("#gz-offer-text")).to_contain_text("GPTQ + AWQ")
         page.click("#gz-offer")
         expect(page.locator("#gz-offer-work")).to_contain_text("Quantizing")
-        for number, name in enumerate((starter.NAME, "SmolLM2-135M-Instruct-gptq-4bit-g64", "SmolLM2-135M-Instruct-awq-4bit-g64")):
+        for number, name in enumerate((starter.NAME, "SmolLM2-135M-Instruct-gptq-4bit-g64",
+                                       "SmolLM2-135M-Instruct-awq-4bit-g64")):
             expect(page.locator(f"#gz-side-{number}")).to_contain_text(name)
             expect(page.locator(f"#gz-side-{number} .gz-chip")).to_contain_text("done")
         expect(page.locator("#gz-offer-card")).to_be_hidden()
@@ -204,7 +207,8 @@ def test_a_variant_is_made_on_the_models_tab(stage, visit):
     expect(page.locator("#gz-models-notice")).to_contain_text("do not divide this model's matrices: 576")
 
 
-@pytest.mark.parametrize(("width", "scheme", "locale", "name"), [(390, "dark", "zh-CN", "对比"), (1280, "light", "en-US", "Compare")])
+@pytest.mark.parametrize(("width", "scheme", "locale", "name"), [(390, "dark", "zh-CN", "对比"),
+                                                                 (1280, "light", "en-US", "Compare")])
 def test_it_fits_any_width_and_reads_in_both_languages(both, visit, width, scheme, locale, name):
     page = visit(both.url, width=width, scheme=scheme, locale=locale)
     tab(page, name)
