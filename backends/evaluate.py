@@ -1,6 +1,8 @@
-"""How far a model is from a reference, token by token: perplexity, KL divergence, agreement. Streamed: logits are never stored.
+"""How far a model is from a reference, token by token: perplexity, KL divergence, agreement. Streamed: logits are never
+stored.
 
-Knows decoders and transformers modules through one small protocol. Says numbers with their uncertainty; what to conclude from
+Knows decoders and transformers modules through one small protocol. Says numbers with their uncertainty; what to conclude
+from
 them is for the services.
 """
 
@@ -14,7 +16,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from backends.base import Cancel, ContextTooLong, Decoder, InvalidRequest, NotSupported, Progress, ProgressFn, Step, StepFailed, Vocab
+from backends.base import (
+    Cancel, ContextTooLong, Decoder, InvalidRequest, NotSupported, Progress, ProgressFn, Step, StepFailed, Vocab)
 
 CHUNK = 128             # rows of logits at a time: 25 MB for a vocabulary of 49,152
 Z95 = 1.959964          # of the normal distribution
@@ -37,7 +40,8 @@ class DecoderScorer:
 
     def logits(self, tokens: Sequence[int]) -> Iterator[Tensor]:
         if len(tokens) > self.decoder.context:
-            raise ContextTooLong("A window is longer than the model's context.", field="window", tokens=len(tokens), context=self.decoder.context)
+            raise ContextTooLong("A window is longer than the model's context.", field="window", tokens=len(tokens),
+                                 context=self.decoder.context)
         slot = self.decoder.open(tokens, reuse=False)
         try:
             if not self.decoder.reserve(slot, len(tokens)):
@@ -65,7 +69,8 @@ class ModuleScorer:
 # ---------------------------------------------------------------------------------------------- results
 @dataclass(frozen=True)
 class Perplexity:
-    """``value`` = exp of the mean negative log-likelihood; ``se``: its standard error, windows taken as the independent units.
+    """``value`` = exp of the mean negative log-likelihood; ``se``: its standard error, windows taken as the independent
+    units.
     ``tokens``: those predicted."""
 
     value: float
@@ -78,7 +83,8 @@ class Perplexity:
 
 @dataclass(frozen=True)
 class Quality:
-    """A model against a reference on the same windows. KL in nats, of the reference's distribution to the model's. Intervals are
+    """A model against a reference on the same windows. KL in nats, of the reference's distribution to the model's.
+    Intervals are
     95 %, clustered by window."""
 
     perplexity: Perplexity
@@ -107,15 +113,18 @@ class Quality:
 
 
 def windows(ids: Sequence[int], length: int, count: int | None = None) -> list[tuple[int, ...]]:
-    """Consecutive windows of ``length`` tokens, not overlapping; the tail is left out. InvalidRequest where the text has fewer
+    """Consecutive windows of ``length`` tokens, not overlapping; the tail is left out. InvalidRequest where the text has
+    fewer
     than ``count``, or none."""
     most = len(ids) // length
     if not most or count is not None and count > most:
-        raise InvalidRequest(f"The text has room for {most} windows of {length} tokens.", field="windows", tokens=len(ids), windows=count)
+        raise InvalidRequest(f"The text has room for {most} windows of {length} tokens.", field="windows", tokens=len(ids),
+                             windows=count)
     return [tuple(ids[i * length:(i + 1) * length]) for i in range(most if count is None else count)]
 
 
-def perplexity(model: Scorer, texts: Sequence[Sequence[int]], progress: ProgressFn = lambda _: None, cancel: Cancel | None = None) -> Perplexity:
+def perplexity(model: Scorer, texts: Sequence[Sequence[int]], progress: ProgressFn = lambda _: None,
+               cancel: Cancel | None = None) -> Perplexity:
     """Every token of a window but its first is predicted from those before it."""
     losses = []
     for number, tokens in enumerate(texts):
@@ -131,7 +140,8 @@ def compare(reference: Scorer, model: Scorer, texts: Sequence[Sequence[int]], pr
     theirs, ours, divergences, agreements = [], [], [], []
     for number, tokens in enumerate(texts):
         _step(number, len(texts), progress, cancel)
-        rows = [_compare_rows(one, two, targets) for (one, targets), (two, _) in zip(_aligned(reference, tokens), _aligned(model, tokens), strict=True)]
+        rows = [_compare_rows(one, two, targets) for (one, targets), (two, _) in zip(_aligned(reference, tokens),
+            _aligned(model, tokens), strict=True)]
         nll_a, nll_b, kl, same = (torch.cat(part) for part in zip(*rows))
         theirs.append(nll_a)
         ours.append(nll_b)
@@ -144,10 +154,12 @@ def check_vocab(one: Vocab, two: Vocab) -> None:
     """NotSupported unless every id means the same to both: probabilities of different tokens cannot be compared."""
     if one.size != two.size:
         raise NotSupported("The two models have different vocabularies, so their probabilities cannot be compared.",
-                           reference=f"{one.size} tokens", model=f"{two.size} tokens", remedy="Compare variants of one model.")
+                           reference=f"{one.size} tokens", model=f"{two.size} tokens",
+                           remedy="Compare variants of one model.")
     if one.fingerprint != two.fingerprint:
-        raise NotSupported("The two models' tokenizers give different tokens the same ids, so their probabilities cannot be compared.",
-                           reference=one.fingerprint, model=two.fingerprint, remedy="Compare variants of one model.")
+        raise NotSupported("The two models' tokenizers give different tokens the same ids, so their probabilities cannot be "
+                           "compared.", reference=one.fingerprint, model=two.fingerprint,
+                           remedy="Compare variants of one model.")
 
 
 # ---------------------------------------------------------------------------------------------- arithmetic
@@ -193,13 +205,15 @@ def _perplexity(losses: Sequence[Tensor]) -> Perplexity:
     return Perplexity(value, value * se, nll, se, sum(map(len, losses)), len(losses))
 
 
-def _quality(theirs: list[Tensor], ours: list[Tensor], divergences: list[Tensor], agreements: list[Tensor], length: int) -> Quality:
+def _quality(theirs: list[Tensor], ours: list[Tensor], divergences: list[Tensor], agreements: list[Tensor],
+             length: int) -> Quality:
     every = torch.cat(divergences).clamp_min(0)             # what rounding makes negative is nothing
     kl, kl_se = clustered([part.clamp_min(0) for part in divergences])
     top1, top1_se = clustered(agreements)
     gap, gap_se = clustered([b - a for a, b in zip(theirs, ours)])
     median, p99 = (float(value) for value in torch.quantile(every, torch.tensor([0.5, 0.99], dtype=torch.float64)))
-    return Quality(_perplexity(ours), _perplexity(theirs), kl, kl_se, max(kl - Z95 * kl_se, 0.0), kl + Z95 * kl_se, median, p99,
+    return Quality(_perplexity(ours), _perplexity(theirs), kl, kl_se, max(kl - Z95 * kl_se, 0.0), kl + Z95 * kl_se, median,
+                   p99,
                    float(every.max()), top1, max(top1 - Z95 * top1_se, 0.0), min(top1 + Z95 * top1_se, 1.0), gap, gap_se,
                    len(every), len(ours), length)
 

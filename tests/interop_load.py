@@ -12,7 +12,8 @@ from safetensors.torch import load_file, save_file
 
 def gptq(folder, ids):
     from auto_gptq import AutoGPTQForCausalLM
-    model = AutoGPTQForCausalLM.from_quantized(folder, device="cpu", torch_dtype=torch.float32, use_safetensors=True, use_triton=False,
+    model = AutoGPTQForCausalLM.from_quantized(folder, device="cpu", torch_dtype=torch.float32, use_safetensors=True,
+                                               use_triton=False,
                                                disable_exllama=True, disable_exllamav2=True, inject_fused_attention=False,
                                                inject_fused_mlp=False, use_qigen=False, use_marlin=False)
     return model.model(input_ids=ids).logits
@@ -25,7 +26,8 @@ def awq(folder, ids):
     config = AutoConfig.from_pretrained(folder)
     settings = config.quantization_config
     del config.quantization_config
-    model, tensors = AutoModelForCausalLM.from_config(config, torch_dtype=torch.float32), load_file(f"{folder}/model.safetensors")
+    model, tensors = AutoModelForCausalLM.from_config(config,
+                                                      torch_dtype=torch.float32), load_file(f"{folder}/model.safetensors")
     for name in [key.removesuffix(".qweight") for key in tensors if key.endswith(".qweight")]:
         old = model.get_submodule(name)
         model.set_submodule(name, WQLinear_GEMM(settings["bits"], settings["group_size"], old.in_features, old.out_features,

@@ -83,7 +83,8 @@ def test_infinitely_unlikely_tokens_of_the_reference_cost_nothing():
     assert math.isfinite(compare(one, two, [(0, 1, 2)]).kl_mean)
 
 
-@pytest.mark.parametrize(("vocab", "words"), [(Vocab(6, frozenset(), "five"), "different vocabularies"), (Vocab(5, frozenset(), "other"), "the same ids")])
+@pytest.mark.parametrize(("vocab", "words"), [(Vocab(6, frozenset(), "five"), "different vocabularies"),
+                                              (Vocab(5, frozenset(), "other"), "the same ids")])
 def test_different_tokenizers_are_refused_with_the_reason(vocab, words):
     with pytest.raises(NotSupported, match=words):
         compare(Table(1), Table(2, vocab), TEXTS)
@@ -125,14 +126,17 @@ def test_the_command_measures_two_models(tmp_path):
     text.write_text("The quick brown fox jumps over the lazy dog. " * 40, encoding="utf-8")
 
     def measure(*arguments: str) -> subprocess.CompletedProcess:
-        return subprocess.run([sys.executable, "app.py", "quality", "--models", str(models), "--ref", "one", "--text", str(text), "--json", *arguments],
-                              cwd=ROOT, capture_output=True, text=True, timeout=240, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        return subprocess.run([sys.executable, "app.py", "quality", "--models", str(models), "--ref", "one", "--text",
+                               str(text), "--json", *arguments],
+                              cwd=ROOT, capture_output=True, text=True, timeout=240,
+                              env={**os.environ, "OMP_NUM_THREADS": "1"})
 
     done = measure("--model", "two", "--windows", "2", "--window-tokens", "32", "--kernels", "ref", "--dtype", "float32")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["kl_mean"] == 0 and found["top1"] == 1 and found["perplexity"] == found["reference_perplexity"] > 1
-    assert found["windows"] == 2 and found["tokens"] == 62 and {"kl_p99", "kl_median", "perplexity_se", "text_sha256"} <= found.keys()
+    assert found["windows"] == 2 and found["tokens"] == 62 and {"kl_p99", "kl_median", "perplexity_se",
+                                                                "text_sha256"} <= found.keys()
     assert any("compare" in line for line in done.stderr.splitlines())
     missing = measure("--model", "three")
     assert missing.returncode == 1 and json.loads(missing.stderr.splitlines()[-1])["error"]["code"] == "model_not_found"

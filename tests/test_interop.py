@@ -1,4 +1,5 @@
-"""auto-gptq and autoawq themselves load what we write and give our logits. Run by `make interop`, in their own environment."""
+"""auto-gptq and autoawq themselves load what we write and give our logits. Run by `make interop`, in their own
+environment."""
 
 from __future__ import annotations
 
@@ -15,8 +16,10 @@ PYTHON = os.environ.get("GAINZ_INTEROP_PYTHON", "")
 pytestmark = pytest.mark.skipif(not PYTHON, reason="needs the interop environment: make interop")
 
 CHOICES = [
-    {"method": "gptq"}, {"method": "gptq", "sym": True, "act_order": False}, {"method": "gptq", "static_groups": False}, {"method": "gptq", "group": -1},
-    {"method": "gptq", "bits": 8}, {"method": "gptq", "bits": 2, "group": 32}, {"method": "awq"}, {"method": "awq", "group": 32}]
+    {"method": "gptq"}, {"method": "gptq", "sym": True, "act_order": False}, {"method": "gptq", "static_groups": False},
+    {"method": "gptq", "group": -1},
+    {"method": "gptq", "bits": 8}, {"method": "gptq", "bits": 2, "group": 32}, {"method": "awq"},
+    {"method": "awq", "group": 32}]
 
 
 @pytest.mark.parametrize("choices", CHOICES, ids=lambda c: "-".join(map(str, c.values())))
@@ -25,7 +28,8 @@ def test_the_original_package_gives_our_logits(tmp_path, source, choices):
     folder, _ = make(tmp_path, FIXTURES / source, **choices)
     out = tmp_path / "logits.safetensors"
     script = Path(__file__).with_name("interop_load.py")
-    done = subprocess.run([PYTHON, str(script), str(folder), str(out), *map(str, IDS)], capture_output=True, text=True, timeout=600)
+    done = subprocess.run([PYTHON, str(script), str(folder), str(out), *map(str, IDS)], capture_output=True, text=True,
+                          timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
     theirs = load_file(out)["logits"]
     assert relative(theirs, logits(folder, IDS)) < 1e-3

@@ -188,8 +188,10 @@ def test_channels_that_must_agree_get_one_scale():
 
 # ---------------------------------------------------------------------------------------------- choices
 @pytest.mark.parametrize(("field", "values"), [
-    ("bits", {"bits": 5}), ("bits", {"method": "awq", "bits": 8}), ("group", {"group": 48}), ("head_bits", {"bits": 3, "head_bits": 4}),
-    ("damp", {"damp": 0.0}), ("samples", {"samples": 0}), ("sym", {"sym": 1}), ("method", {"method": "rtn"}), ("sym", {"method": "awq", "sym": True})])
+    ("bits", {"bits": 5}), ("bits", {"method": "awq", "bits": 8}), ("group", {"group": 48}),
+    ("head_bits", {"bits": 3, "head_bits": 4}),
+    ("damp", {"damp": 0.0}), ("samples", {"samples": 0}), ("sym", {"sym": 1}), ("method", {"method": "rtn"}),
+    ("sym", {"method": "awq", "sym": True})])
 def test_a_choice_that_cannot_be_honoured_names_its_field(field, values):
     with pytest.raises(InvalidRequest) as caught:
         QuantizeOptions(**values)
@@ -222,7 +224,8 @@ def test_the_bundled_text_is_long_enough_for_the_defaults():
 
 
 # ---------------------------------------------------------------------------------------------- whole jobs
-def make(tmp_path: Path, source: Path = FIXTURES / "llama-fp16", name: str = "out", cancel: Cancel | None = None, progress=silent,
+def make(tmp_path: Path, source: Path = FIXTURES / "llama-fp16", name: str = "out", cancel: Cancel | None = None,
+         progress=silent,
          **choices) -> tuple[Path, dict]:
     folder = tmp_path / name
     folder.mkdir(exist_ok=True)
@@ -249,13 +252,15 @@ def relative(one: torch.Tensor, two: torch.Tensor) -> float:
 
 
 CHOICES = [
-    {"method": "gptq"}, {"method": "gptq", "static_groups": False, "group": 32}, {"method": "gptq", "sym": True, "act_order": False},
+    {"method": "gptq"}, {"method": "gptq", "static_groups": False, "group": 32},
+    {"method": "gptq", "sym": True, "act_order": False},
     {"method": "gptq", "group": -1, "bits": 8}, {"method": "gptq", "bits": 3, "group": 32}, {"method": "awq"},
     {"method": "gptq", "head_bits": 4}, {"method": "awq", "head_bits": 4, "group": 32}]
 
 
 @pytest.mark.parametrize(("source", "choices"), [("llama-fp16", choices) for choices in CHOICES] + [
-    ("qwen2-fp16", {"method": "gptq"}), ("qwen2-fp16", {"method": "awq"})], ids=lambda c: c if isinstance(c, str) else "-".join(map(str, c.values())))
+    ("qwen2-fp16", {"method": "gptq"}), ("qwen2-fp16", {"method": "awq"})],
+    ids=lambda c: c if isinstance(c, str) else "-".join(map(str, c.values())))
 def test_a_variant_loads_through_the_registry_and_stays_close(tmp_path, source, choices):
     folder, manifest = make(tmp_path, FIXTURES / source, **choices)
     loaded, expected = logits(folder, IDS), logits(FIXTURES / source, IDS)
@@ -384,7 +389,8 @@ def test_a_gguf_file_is_a_source_and_its_tokenizer_comes_along(tmp_path):
     assert relative(logits(folder, IDS[:6]), logits(path, IDS[:6])) < 0.05
 
 
-FAMILIES = {     # what is special about them: weight + 1 in the norm; biases and ReLU; experts in one tensor, old tensor names
+# what is special about them: weight + 1 in the norm; biases and ReLU; experts in one tensor, old tensor names
+FAMILIES = {
     "gemma3_text": dict(head_dim=32), "opt": dict(ffn_dim=128, word_embed_proj_dim=64), "mixtral": dict(num_local_experts=4)}
 
 
@@ -393,9 +399,11 @@ FAMILIES = {     # what is special about them: weight + 1 in the norm; biases an
 def test_any_family_of_transformers_can_be_quantized(tmp_path, family, method):
     from transformers import AutoConfig, AutoModelForCausalLM
     torch.manual_seed(0)
-    shape = dict(vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
+    shape = dict(vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
+                 num_key_value_heads=1,
                  max_position_embeddings=128, bos_token_id=0, eos_token_id=1, pad_token_id=None)
-    AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **shape | FAMILIES[family])).save_pretrained(tmp_path / "float")
+    config = AutoConfig.for_model(family, **shape | FAMILIES[family])
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "float")
     for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
         shutil.copy(FIXTURES / "llama-fp16" / name, tmp_path / "float")
     folder, manifest = make(tmp_path, tmp_path / "float", method=method, group=32, bits=4)
@@ -405,8 +413,10 @@ def test_any_family_of_transformers_can_be_quantized(tmp_path, family, method):
 
 # ---------------------------------------------------------------------------------------------- the command
 def command(*arguments: str) -> subprocess.Popen:
-    return subprocess.Popen([sys.executable, "app.py", "quantize", *arguments, "--samples", "4", "--sample-tokens", "48"], cwd=ROOT,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    return subprocess.Popen([sys.executable, "app.py", "quantize", *arguments, "--samples", "4", "--sample-tokens", "48"],
+                            cwd=ROOT,
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                            env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
 @pytest.fixture
@@ -444,7 +454,8 @@ def test_a_signal_cancels_and_leaves_no_half_model(models):
 
 
 @pytest.mark.parametrize(("arguments", "words"), [
-    (("--group", "1024"), "256, 512 input features"), (("--bits", "5"), "bits must be one of"), (("--method", "awq", "--bits", "3"), "4-bit weights")])
+    (("--group", "1024"), "256, 512 input features"), (("--bits", "5"), "bits must be one of"),
+    (("--method", "awq", "--bits", "3"), "4-bit weights")])
 def test_wrong_arguments_end_with_2(models, arguments, words):
     running = command("--models", str(models), "--model", "tiny", *arguments)
     _, err = running.communicate(timeout=120)

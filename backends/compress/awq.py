@@ -1,7 +1,9 @@
 """AWQ: input channels that matter are scaled up before rounding, and the scale is folded into what produces the input.
 
-After Lin et al. 2023: a search over scales, then over clipping; here both are judged by the Gram matrix of the inputs, which gives
-the exact squared output error without another pass. Rounds of least-squares fitting of the group scales may follow. Knows one
+After Lin et al. 2023: a search over scales, then over clipping; here both are judged by the Gram matrix of the inputs,
+which gives
+the exact squared output error without another pass. Rounds of least-squares fitting of the group scales may follow. Knows
+one
 group of matrices with a common input; nothing of models.
 """
 

@@ -50,7 +50,8 @@ def calibration(text: str, source: str, encode: Callable[[str], Sequence[int]], 
     most = len(ids) // length
     if samples > most:
         raise InvalidRequest(f"The calibration text has room for {most} windows of {length} tokens, not for {samples}.",
-                             field="samples", tokens=len(ids), remedy=f"Ask for {most} samples at most, or give a longer text.")
+                             field="samples", tokens=len(ids),
+                             remedy=f"Ask for {most} samples at most, or give a longer text.")
     starts = [(len(ids) - length) * i // max(samples - 1, 1) for i in range(samples)]
     windows = tuple(tuple(ids[start:start + length]) for start in starts)
     return Calibration(windows, hashlib.sha256(text.encode()).hexdigest(), source)

@@ -1,6 +1,8 @@
-"""Where a scale of input channels can be hidden: in the norm or the matrix that produces them. Found by trying, not by names.
+"""Where a scale of input channels can be hidden: in the norm or the matrix that produces them. Found by trying, not by
+names.
 
-A producer's output channels are multiplied by known factors; if the consumers' input changes by just these factors, channel by
+A producer's output channels are multiplied by known factors; if the consumers' input changes by just these factors, channel
+by
 channel, and undoing them in the consumers leaves the layer's output as it was, the fold is sound for whatever the layer is.
 """
 
@@ -21,7 +23,8 @@ MOST = 6                # producers tried for one input
 
 @dataclass(frozen=True)
 class Fold:
-    """``producer``: path in the layer. ``channels`` int64 [K]: the producer's channel behind each input channel. ``offset``: what
+    """``producer``: path in the layer. ``channels`` int64 [K]: the producer's channel behind each input channel.
+    ``offset``: what
     the norm adds to its weight (Gemma: 1)."""
 
     producer: str
@@ -105,7 +108,8 @@ class _Trial:
         if (changed - self.input * shown).norm() > CLOSE * self.input.norm():
             return None
         sorted_, order = factor.sort()
-        place = torch.searchsorted(sorted_, shown).clamp(1, len(factor) - 1) if len(factor) > 1 else torch.zeros_like(shown, dtype=torch.int64)
+        place = torch.searchsorted(sorted_, shown).clamp(1, len(factor) - 1) if len(factor) > 1 else torch.zeros_like(shown,
+            dtype=torch.int64)
         lower = (place - 1).clamp_min(0)
         nearest = torch.where((shown - sorted_[lower]).abs() < (sorted_[place] - shown).abs(), lower, place)
         channels = order[nearest]

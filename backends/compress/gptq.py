@@ -1,6 +1,7 @@
 """GPTQ: columns are rounded one after another, and what each loses is made good by the columns still to come.
 
-After Frantar et al. 2022, with act-order, static groups, clip search, and rounds in which scales are fitted to codes by least
+After Frantar et al. 2022, with act-order, static groups, clip search, and rounds in which scales are fitted to codes by
+least
 squares and codes to scales by another sweep. Knows one matrix and the Gram matrix of its inputs; nothing of models.
 """
 
@@ -117,8 +118,10 @@ def _refine(weight: Tensor, gram: Tensor, factor: Tensor, groups: Tensor, import
     return codes, grid
 
 
-def sweep(weight: Tensor, factor: Tensor, groups: Tensor, importance: Tensor, grid: Grid | None, settings: GptqSettings) -> tuple[Tensor, Grid]:
-    """Codes [N, K] (float32, whole) and their grid. ``factor``: upper, factorᵀ factor = inverse of the damped Gram matrix, in
+def sweep(weight: Tensor, factor: Tensor, groups: Tensor, importance: Tensor, grid: Grid | None,
+          settings: GptqSettings) -> tuple[Tensor, Grid]:
+    """Codes [N, K] (float32, whole) and their grid. ``factor``: upper, factorᵀ factor = inverse of the damped Gram matrix,
+    in
     the order of the columns. Without ``grid`` each group's scale is fitted when the sweep arrives at its first column."""
     rest = weight.T.contiguous()                                # [K, N]: a column is a row of memory
     count = int(groups[-1]) + 1 if grid is None else grid.scale.shape[1]
@@ -135,7 +138,8 @@ def sweep(weight: Tensor, factor: Tensor, groups: Tensor, importance: Tensor, gr
             group = where[column]
             if fitting and (column == 0 or where[column - 1] != group):
                 stop = columns if settings.group < 0 else min(column + settings.group, columns)
-                scales[group], zeros[group] = fit_group(rest[column:stop].T, importance[column:stop], settings.bits, settings.sym, settings.mse)
+                scales[group], zeros[group] = fit_group(rest[column:stop].T, importance[column:stop], settings.bits,
+                                                        settings.sym, settings.mse)
             _column(rest, codes, errors, column, start, end, factor, scales[group], zeros[group], grid.top)
         if end < columns:
             rest[end:].addmm_(factor[start:end, end:].T, errors, alpha=-1)

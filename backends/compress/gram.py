@@ -9,7 +9,8 @@ TILE = 512              # the upper triangle of tiles is computed, the lower mir
 
 
 class Gram:
-    """``value``: float32 [K, K], symmetric, once `finish` was called. Rows are the mean over tokens, so that its size does not
+    """``value``: float32 [K, K], symmetric, once `finish` was called. Rows are the mean over tokens, so that its size does
+    not
     depend on their number."""
 
     def __init__(self, columns: int, device: torch.device) -> None:

@@ -57,7 +57,8 @@ def lay(low: Tensor, high: Tensor, bits: int, sym: bool) -> tuple[Tensor, Tensor
 
 
 def fit_group(weight: Tensor, importance: Tensor, bits: int, sym: bool, search: bool) -> tuple[Tensor, Tensor]:
-    """scale, zero [N] for one group's columns [N, g]; the clip search weighs a column's squared error by ``importance`` [g]."""
+    """scale, zero [N] for one group's columns [N, g]; the clip search weighs a column's squared error by ``importance``
+    [g]."""
     low, high = weight.amin(1), weight.amax(1)
     best_scale, best_zero = lay(low, high, bits, sym)
     if not search:
@@ -93,7 +94,8 @@ def groups_of(columns: int, group: int, device: torch.device) -> Tensor:
 def refit_scales(weight: Tensor, gram: Tensor, grid: Grid, codes: Tensor, groups: Tensor, rows: int = 512) -> Grid:
     """The scales that make the squared output error least for these codes: for every row a small linear system.
 
-    weight, codes [N, K]; gram [K, K] = sum of x xᵀ, damped. A scale that would collapse or change its sign stays as it was."""
+    weight, codes [N, K]; gram [K, K] = sum of x xᵀ, damped. A scale that would collapse or change its sign stays as it
+    was."""
     count = grid.scale.shape[1]
     member = torch.nn.functional.one_hot(groups, count).to(weight.dtype)            # [K, G]
     members = [torch.nonzero(groups == group)[:, 0] for group in range(count)]

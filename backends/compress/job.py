@@ -1,4 +1,5 @@
-"""A whole job: a model in, the folder of its variant out. Every finished layer is on disk, so that a stopped job goes on there.
+"""A whole job: a model in, the folder of its variant out. Every finished layer is on disk, so that a stopped job goes on
+there.
 
 Knows the order of things. Whoever calls it gives a folder that nobody sees yet, and moves it into place when this returns.
 """
@@ -52,9 +53,11 @@ class _Tally:
 
 def run(model: ModelDir, options: QuantizeOptions, folder: Path, progress: ProgressFn, cancel: Cancel, *,
         text: Path | None = None, versions: Mapping[str, str] = {}) -> dict[str, Any]:
-    """Write the variant of ``model`` into ``folder`` and return its manifest. ``text``: calibration file, None = the bundled one.
+    """Write the variant of ``model`` into ``folder`` and return its manifest. ``text``: calibration file, None = the
+    bundled one.
 
-    Parts of an earlier run with the same model, settings and text are gone on with. Raises InvalidRequest (a group that does not
+    Parts of an earlier run with the same model, settings and text are gone on with. Raises InvalidRequest (a group that
+    does not
     fit, a text too short), NotSupported, Cancelled, and what reading the model raises."""
     began = time.monotonic()
     if options.threads:
@@ -68,7 +71,8 @@ def run(model: ModelDir, options: QuantizeOptions, folder: Path, progress: Progr
 
 
 class _Job:
-    def __init__(self, origin: Origin, options: QuantizeOptions, folder: Path, progress: ProgressFn, cancel: Cancel, text: Path | None) -> None:
+    def __init__(self, origin: Origin, options: QuantizeOptions, folder: Path, progress: ProgressFn, cancel: Cancel,
+                 text: Path | None) -> None:
         self.origin, self.options, self.folder, self.progress, self.cancel = origin, options, folder, progress, cancel
         self.device = torch.device(_device(options.device))
         self.skeleton = Skeleton(origin.source, self.device)
@@ -126,7 +130,8 @@ class _Job:
             owner = name.rpartition(".")[0]
             if owner not in layer.weights or not name.endswith(".weight"):
                 tensors[f"{path}.{name}"] = _stored(value)
-        facts = {"errors": layer.errors, "notes": layer.notes, "blocks": layer.blocks, "quantized": [f"{path}.{name}" for name in layer.weights],
+        facts = {"errors": layer.errors, "notes": layer.notes, "blocks": layer.blocks,
+                 "quantized": [f"{path}.{name}" for name in layer.weights],
                  "sequential": all(weight.perm is None for weight in layer.weights.values()),
                  "floats": sorted(set(linears(layer.module)) - layer.weights.keys())}
         return tensors, facts
@@ -159,13 +164,15 @@ class _Job:
         self.parts.save("outside", tensors, {})
 
     def _finish(self, began: float, versions: Mapping[str, str], resumed: int) -> dict[str, Any]:
-        names = ["outside", *(f"layer-{index:05d}" for index in range(len(self.skeleton.layers))), *(["head"] if self.options.head_bits else [])]
+        names = ["outside", *(f"layer-{index:05d}" for index in range(len(self.skeleton.layers))),
+                 *(["head"] if self.options.head_bits else [])]
         self._report(self.steps, "writing")
         merge([self.parts.path(name) for name in names], self.folder)
         quantization = quantization_config(self.options, self.tally.sequential, self.tally.floats, self.tally.blocks)
         source = dict(self.origin.source.config)
         source.setdefault("architectures", [type(self.skeleton.model).__name__])
-        write_json(self.folder / "config.json", model_config(source, quantization, self.skeleton.tied and not self.options.head_bits))
+        tied = self.skeleton.tied and not self.options.head_bits
+        write_json(self.folder / "config.json", model_config(source, quantization, tied))
         if self.options.method == "gptq":
             write_json(self.folder / "quantize_config.json", quantization)
         self.origin.write_text(self.folder)
@@ -179,13 +186,17 @@ class _Job:
         import transformers
         options, errors = self.options, [value for row in self.tally.errors for value in row.values()]
         return {
-            "source": self.origin.model.name, "format": f"{options.method.upper()} {options.bits} bits, group {options.group}", "bits": options.bits,
+            "source": self.origin.model.name,
+            "format": f"{options.method.upper()} {options.bits} bits, group {options.group}", "bits": options.bits,
             "method": options.method, "settings": options.public(), "parent": self.origin.parent(),
             "calibration": {"source": self.calibration.source, "sha256": self.calibration.sha256,
                             "windows": len(self.calibration.windows), "tokens": self.calibration.tokens},
-            "versions": {**versions, "python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__},
-            "made": datetime.now(UTC).isoformat(timespec="seconds"), "seconds": round(time.monotonic() - began, 1), "resumed_layers": resumed,
-            "device": str(self.device), "precision": self.precision, "relative_output_error": round(sum(errors) / max(len(errors), 1), 6),
+            "versions": {**versions, "python": platform.python_version(), "torch": torch.__version__,
+                         "transformers": transformers.__version__},
+            "made": datetime.now(UTC).isoformat(timespec="seconds"), "seconds": round(time.monotonic() - began, 1),
+            "resumed_layers": resumed,
+            "device": str(self.device), "precision": self.precision,
+            "relative_output_error": round(sum(errors) / max(len(errors), 1), 6),
             "notes": [*self.origin.notes, *self.tally.notes], "files": file_rows(self.folder)}
 
     def _check_shapes(self) -> None:
@@ -195,7 +206,8 @@ class _Job:
         head = self.skeleton.head
         if self.options.head_bits:
             if head is None or matrix_of(head) is None or not fits(tuple(matrix_of(head).shape), self.options.bits):
-                raise NotSupported("The output head of this model cannot be quantized.", remedy="Leave the head float (head bits 0).")
+                raise NotSupported("The output head of this model cannot be quantized.",
+                                   remedy="Leave the head float (head bits 0).")
             shapes.append(tuple(matrix_of(head).shape))
         check_group(self.options.group, {shape[1] for shape in shapes})
 
@@ -205,7 +217,8 @@ class _Job:
         hidden = self.calibration.tokens * self.skeleton.config.get_text_config(decoder=True).hidden_size
         need, free = 4 * (outside + 3 * largest + hidden) + MEMO_BYTES, _free(self.device)
         if need > free:
-            raise OutOfMemory("There is not enough memory free for this job.", need_bytes=need, free_bytes=free, device=self.device,
+            raise OutOfMemory("There is not enough memory free for this job.", need_bytes=need, free_bytes=free,
+                              device=self.device,
                               remedy="Unload a model, or ask for fewer or shorter calibration windows.")
         disk, room = 2 * (2 * outside + layers * (self.options.bits + 1) // 8), shutil.disk_usage(self.folder).free
         if disk > room:
@@ -217,7 +230,8 @@ class _Job:
 
     def _key(self) -> str:
         """What the parts depend on. Threads are not among it; the last bit may be, of which nobody can tell."""
-        facts = {"format": FORMAT, "weights": self.origin.digest(), "options": self.options.public(), "text": self.calibration.sha256,
+        facts = {"format": FORMAT, "weights": self.origin.digest(), "options": self.options.public(),
+                 "text": self.calibration.sha256,
                  "precision": self.precision, "torch": torch.__version__}
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
@@ -247,7 +261,8 @@ def _stored(value: Tensor) -> Tensor:
 
 def _dense(tensors: Mapping[str, Tensor], quantized: list[str], options: QuantizeOptions) -> dict[str, Tensor]:
     """A part's tensors as the layer computes with them."""
-    packed = {name: {leaf: tensors[f"{name}.{leaf}"] for leaf in ("qweight", "qzeros", "scales", "g_idx") if f"{name}.{leaf}" in tensors}
+    packed = {name: {leaf: tensors[f"{name}.{leaf}"] for leaf in ("qweight", "qzeros", "scales", "g_idx")
+                     if f"{name}.{leaf}" in tensors}
               for name in quantized}
     inside = {f"{name}.{leaf}" for name, leaves in packed.items() for leaf in leaves}
     dense = {name: value for name, value in tensors.items() if name not in inside}
@@ -269,4 +284,5 @@ def _precision(asked: str, device: torch.device) -> str:
         return asked
     if device.type == "cuda":
         return "bfloat16" if torch.cuda.is_bf16_supported() else "float32"
-    return "bfloat16" if torch.backends.cpu.get_cpu_capability() == "AVX512" and torch.ops.mkldnn._is_mkldnn_bf16_supported() else "float32"
+    fast = torch.backends.cpu.get_cpu_capability() == "AVX512" and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return "bfloat16" if fast else "float32"

@@ -24,7 +24,8 @@ from backends.recipe import QuantizeOptions
 
 @dataclass
 class Layer:
-    """``weights``: path in the layer → codes; ``errors``: relative squared output error; ``notes``: what was not as asked."""
+    """``weights``: path in the layer → codes; ``errors``: relative squared output error; ``notes``: what was not as
+    asked."""
 
     module: nn.Module
     index: int
@@ -69,7 +70,8 @@ class Gptq:
 class Awq:
     def __init__(self, options: QuantizeOptions) -> None:
         self.settings = awq.AwqSettings(options.bits, options.group, options.sym, options.mse, options.refine)
-        self._found: dict[tuple[str, ...], folds.Fold | None] = {}      # in the layer before: it saves trials, and decides nothing
+        # in the layer before: it saves trials, and decides nothing
+        self._found: dict[tuple[str, ...], folds.Fold | None] = {}
 
     def stage(self, stream: Stream, layer: Layer, names: Sequence[str], gram: Tensor, memo: Memo) -> None:
         with memo.paused():

@@ -56,7 +56,8 @@ class Origin:
             if row is None or row.get("size") != path.stat().st_size:
                 row = {"path": path.name, "size": path.stat().st_size, "sha256": sha256(path)}
             rows.append({key: row[key] for key in ("path", "size", "sha256")})
-        return {"name": self.model.name, "format": self.label, "revision": self.model.manifest.get("revision"), "files": rows}
+        return {"name": self.model.name, "format": self.label, "revision": self.model.manifest.get("revision"),
+                "files": rows}
 
     def _weights(self) -> list[Path]:
         if self.gguf is not None:
@@ -64,7 +65,8 @@ class Origin:
         return [self.model.folder / name for name in self.model.ending(".safetensors")]
 
     def whole(self, progress: ProgressFn, cancel: Cancel) -> Origin:
-        """The same model read by transformers as a whole, for files whose names or shapes it translates (experts, old names).
+        """The same model read by transformers as a whole, for files whose names or shapes it translates (experts, old
+        names).
         It is then in memory in its own type until the job ends."""
         if self.gguf is not None:
             return self
@@ -135,7 +137,8 @@ def _open_gguf(model: ModelDir) -> Origin:
     source = GgufWeights(file) if file.architecture in FAMILIES else ForeignGguf(file)
     text, _ = text_of(file)
     label = f"GGUF {file.weight_type()}"
-    note = f"Made from {label} weights, dequantized: quantized twice, so it differs more from the original model than its report says."
+    note = (f"Made from {label} weights, dequantized: it was quantized twice, and differs from the original model by more than "
+            f"a comparison with that file shows.")
     return Origin(model, source, text, label, (note,), file)
 
 
@@ -147,16 +150,19 @@ def _write_gguf_text(file: GgufFile, text: TextCodec, config: Mapping[str, Any],
         bos = tokenizer.id_to_token(text.bos_id)
         tokenizer.post_processor = _bos_first(tokenizer, bos, text.bos_id)
     tokenizer.save(str(folder / "tokenizer.json"))
-    templates = {key: value for key, value in file.metadata.items() if key.startswith("tokenizer.chat_template") and isinstance(value, str)}
+    templates = {key: value for key, value in file.metadata.items() if key.startswith("tokenizer.chat_template")
+                 and isinstance(value, str)}
     extra = {"chat_template": _templates(templates)} if templates else {}
-    _dump(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False,
+    _dump(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast",
+                                             "clean_up_tokenization_spaces": False,
                                              **names, **extra})
     _dump(folder / "generation_config.json", {"bos_token_id": text.bos_id, "eos_token_id": sorted(text.eos_ids),
                                               "pad_token_id": config.get("pad_token_id")})
 
 
 def _without_filler(tokenizer: Tokenizer, size: int) -> Tokenizer:
-    """A copy that ends where the real tokens end: a GGUF file fills a padded head with unused ones, a tokenizer.json does not."""
+    """A copy that ends where the real tokens end: a GGUF file fills a padded head with unused ones, a tokenizer.json does
+    not."""
     data = json.loads(tokenizer.to_str())
     vocabulary = data["model"]["vocab"]
     data["model"]["vocab"] = ({token: id for token, id in vocabulary.items() if id < size} if isinstance(vocabulary, dict)

@@ -23,7 +23,8 @@ def fits(shape: tuple[int, int], bits: int) -> bool:
 
 
 def words(values: Tensor, bits: int) -> Tensor:
-    """int32 [K * bits / 32, N] of whole numbers [K, N] below 2**bits: one stream of bits down each column, low bits first."""
+    """int32 [K * bits / 32, N] of whole numbers [K, N] below 2**bits: one stream of bits down each column, low bits
+    first."""
     values = values.cpu()
     rows, columns = values.shape
     if rows * bits % 32:
@@ -34,7 +35,8 @@ def words(values: Tensor, bits: int) -> Tensor:
         return torch.from_numpy(whole.numpy().astype(np.uint32).view(np.int32))
     stream = (values.to(torch.uint8).numpy()[:, None, :] >> np.arange(bits, dtype=np.uint8)[None, :, None]) & 1
     packed = np.packbits(stream.reshape(rows * bits, columns), axis=0, bitorder="little")       # [rows * bits / 8, N]
-    return torch.from_numpy(np.ascontiguousarray(packed.reshape(-1, 4, columns).transpose(0, 2, 1)).view("<i4")[..., 0].copy())
+    return torch.from_numpy(np.ascontiguousarray(packed.reshape(-1, 4, columns).transpose(0, 2, 1)).view("<i4")[...,
+        0].copy())
 
 
 def gptq_v1(weight: QWeight) -> dict[str, Tensor]:
@@ -45,7 +47,8 @@ def gptq_v1(weight: QWeight) -> dict[str, Tensor]:
         codes, index = torch.empty_like(codes), torch.empty_like(index)
         codes[:, perm] = weight.codes.cpu()
         index[perm] = torch.arange(len(perm), dtype=torch.int32) // weight.group
-    stored = (weight.zero.to(torch.int64) - 1) & (2 ** weight.bits - 1)             # masked: a borrow must not run into neighbours
+    # masked: a borrow must not run into neighbours
+    stored = (weight.zero.to(torch.int64) - 1) & (2 ** weight.bits - 1)
     return {"qweight": words(codes.T, weight.bits), "qzeros": words(stored, weight.bits).T.contiguous(),
             "scales": weight.scale.to("cpu", torch.float16).T.contiguous(), "g_idx": index}
 

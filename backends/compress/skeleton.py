@@ -1,4 +1,5 @@
-"""A transformers model whose decoder layers come and go: what is outside them is in memory, a layer only while it is worked on.
+"""A transformers model whose decoder layers come and go: what is outside them is in memory, a layer only while it is worked
+on.
 
 Knows how a causal LM is put together and how its tensors come from a `WeightSource`. Knows nothing of rounding.
 """
@@ -48,7 +49,8 @@ class Skeleton:
         """Numbers of weights: outside the layers (a shared matrix once), in all layers, in the largest one."""
         every = {id(tensor): tensor.numel() for tensor in self.model.parameters()}
         inside = [sum(tensor.numel() for tensor in layer.parameters()) for layer in self.layers]
-        tied = self.head.weight.numel() if self.tied and self.head.weight is not self.model.get_input_embeddings().weight else 0
+        twice = self.tied and self.head.weight is not self.model.get_input_embeddings().weight     # not tied yet on meta
+        tied = self.head.weight.numel() if twice else 0
         return sum(every.values()) - sum(inside) - tied, sum(inside), max(inside)
 
     @property
@@ -147,7 +149,8 @@ class _Names:
 def _layers(model: nn.Module) -> tuple[str, nn.ModuleList]:
     """The list of decoder layers: the outermost ModuleList with as many entries as the config has layers."""
     count = getattr(model.config.get_text_config(decoder=True), "num_hidden_layers", None)
-    found = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.ModuleList) and len(module) == count]
+    found = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.ModuleList)
+             and len(module) == count]
     if not found:
         raise NotSupported(f"The decoder layers of {type(model).__name__} cannot be told apart.", layers=count,
                            remedy="Choose a model with a plain stack of decoder layers.")
@@ -156,7 +159,8 @@ def _layers(model: nn.Module) -> tuple[str, nn.ModuleList]:
 
 # ---------------------------------------------------------------------------------------------- matrices of a layer
 def matrix_of(module: nn.Module) -> Tensor | None:
-    """[N, K] of a layer that is a plain product with one matrix; None for every other layer. A view where the module keeps it
+    """[N, K] of a layer that is a plain product with one matrix; None for every other layer. A view where the module keeps
+    it
     the other way round."""
     from transformers.pytorch_utils import Conv1D
     if type(module) is nn.Linear:

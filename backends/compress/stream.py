@@ -1,7 +1,9 @@
 """Calibration windows on their way through the layers: hidden states, what else a layer is called with, and partial passes.
 
-A layer is run several times, each time only as far as needed: up to the next matrices to be measured. What is already settled
-(`Memo`) is kept and played back instead of computed again, as far as the memory allowed for it goes; without it the outcome is
+A layer is run several times, each time only as far as needed: up to the next matrices to be measured. What is already
+settled
+(`Memo`) is kept and played back instead of computed again, as far as the memory allowed for it goes; without it the outcome
+is
 the same, only later. Knows nothing of rounding.
 """
 
@@ -221,7 +223,8 @@ class Memo:
         self._bytes: dict[nn.Module, int] = {}
 
     def keep(self, module: nn.Module) -> None:
-        """From now on ``module`` is computed once a window, then played back; what is kept of its parts is given up by then."""
+        """From now on ``module`` is computed once a window, then played back; what is kept of its parts is given up by
+        then."""
         self.forget(module)
         self._kept[module], self._bytes[module] = {}, 0
         original = module.forward

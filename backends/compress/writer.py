@@ -1,6 +1,7 @@
 """A variant's folder: layer parts while the job runs, then one checkpoint that other programs load.
 
-A part is a safetensors file of its own, complete once it has its name; the checkpoint is made of the parts' bytes, copied, so that
+A part is a safetensors file of its own, complete once it has its name; the checkpoint is made of the parts' bytes, copied,
+so that
 no more than a piece of it is ever in memory. Knows file formats; nothing of how weights were chosen.
 """
 
@@ -46,7 +47,8 @@ class Parts:
     def save(self, name: str, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
         """``facts``: small JSON values kept with the part. Whole or not at all."""
         unfinished = self.path(name).with_suffix(".unfinished")
-        save_file({key: value.contiguous().cpu() for key, value in tensors.items()}, unfinished, metadata={"facts": json.dumps(facts)})
+        save_file({key: value.contiguous().cpu() for key, value in tensors.items()}, unfinished,
+                  metadata={"facts": json.dumps(facts)})
         os.replace(unfinished, self.path(name))
 
     def load(self, name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -137,12 +139,14 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def quantization_config(options: QuantizeOptions, sequential: bool, floats: Sequence[str], blocks: Sequence[Sequence[str]]) -> dict[str, Any]:
+def quantization_config(options: QuantizeOptions, sequential: bool, floats: Sequence[str],
+                        blocks: Sequence[Sequence[str]]) -> dict[str, Any]:
     """What the formats' own tools write. ``sequential``: columns of a group are neighbours (no act-order index needed);
     ``floats``: matrices of the layers that stayed float; ``blocks``: the quantized ones, by stage."""
     if options.method == "awq":
         skipped = [*floats, *([] if options.head_bits else ["lm_head"])]
-        return {"quant_method": "awq", "version": "gemm", "bits": options.bits, "group_size": options.group, "zero_point": True,
+        return {"quant_method": "awq", "version": "gemm", "bits": options.bits, "group_size": options.group,
+                "zero_point": True,
                 "modules_to_not_convert": skipped if floats else None}
     extra = {"modules_in_block_to_quantize": [list(block) for block in blocks]} if floats else {}
     return {"quant_method": "gptq", "checkpoint_format": "gptq", "bits": options.bits, "group_size": options.group,
@@ -154,9 +158,11 @@ def quantization_config(options: QuantizeOptions, sequential: bool, floats: Sequ
 def model_config(config: Mapping[str, Any], quantization: Mapping[str, Any], tied: bool) -> dict[str, Any]:
     """config.json of the variant, in words that older and newer transformers both read."""
     out = {key: value for key, value in config.items() if not key.startswith("_")}
-    out |= {"torch_dtype": "float16", "dtype": "float16", "tie_word_embeddings": tied, "quantization_config": dict(quantization)}
+    out |= {"torch_dtype": "float16", "dtype": "float16", "tie_word_embeddings": tied,
+            "quantization_config": dict(quantization)}
     rope = config.get("rope_parameters")
-    if isinstance(rope, Mapping) and "rope_theta" in rope:          # transformers 5 has moved it; others would take a default
+    # transformers 5 has moved it; others would take a default
+    if isinstance(rope, Mapping) and "rope_theta" in rope:
         out["rope_theta"] = rope["rope_theta"]
         if rope.get("rope_type", "default") != "default":
             out["rope_scaling"] = {key: value for key, value in rope.items() if key != "rope_theta"}
@@ -165,5 +171,7 @@ def model_config(config: Mapping[str, Any], quantization: Mapping[str, Any], tie
 
 def file_rows(folder: Path) -> list[dict[str, Any]]:
     """Path, size and SHA-256 of every file that belongs to the variant."""
-    paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and PARTS not in path.parts and path.name != "manifest.json"]
-    return [{"path": path.relative_to(folder).as_posix(), "size": path.stat().st_size, "sha256": sha256(path)} for path in paths]
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and PARTS not in path.parts
+             and path.name != "manifest.json"]
+    return [{"path": path.relative_to(folder).as_posix(), "size": path.stat().st_size, "sha256": sha256(path)}
+            for path in paths]

@@ -22,8 +22,10 @@ SETTINGS = ("models",)
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", required=True, metavar="NAME", help="the float or GGUF model under models/ to start from")
-    parser.add_argument("--out", metavar="NAME", help="name of the variant (default: made from the model's and the settings)")
-    parser.add_argument("--text", type=Path, metavar="FILE", help="calibration text, UTF-8, plain or .gz (default: the bundled one)")
+    parser.add_argument("--out", metavar="NAME",
+                        help="name of the variant (default: made from the model's and the settings)")
+    parser.add_argument("--text", type=Path, metavar="FILE",
+                        help="calibration text, UTF-8, plain or .gz (default: the bundled one)")
     parser.add_argument("--json", action="store_true", help="JSON lines on stderr while it runs, the manifest on stdout")
     group = parser.add_argument_group("quantization")
     for item in fields(QuantizeOptions):
@@ -37,13 +39,15 @@ def _add(group: Any, item: Any) -> None:
         group.add_argument(option, action=argparse.BooleanOptionalAction, default=item.default, help=label)
     else:
         known = f"; one of {', '.join(map(str, item.metadata['choices']))}" if "choices" in item.metadata else ""
-        group.add_argument(option, type=kind, default=item.default, metavar=kind.__name__.upper(), help=f"{label}{known} (default: {item.default})")
+        group.add_argument(option, type=kind, default=item.default, metavar=kind.__name__.upper(),
+                           help=f"{label}{known} (default: {item.default})")
 
 
 def run(settings: Settings, given: argparse.Namespace) -> int:
     with watched(given.json) as (progress, cancel):
         try:
-            options = make_options(QuantizeOptions, {item.name: getattr(given, item.name) for item in fields(QuantizeOptions)})
+            options = make_options(QuantizeOptions, {item.name: getattr(given, item.name)
+                                                     for item in fields(QuantizeOptions)})
             manifest = make(Store(settings.models), given.model, given.out, options, given.text, progress, cancel)
         except GainzError as error:
             return failed(error, given.json)
@@ -54,7 +58,8 @@ def run(settings: Settings, given: argparse.Namespace) -> int:
     return 0
 
 
-def make(store: Store, model: str, out: str | None, options: QuantizeOptions, text: Path | None, progress: ProgressFn, cancel: Cancel) -> dict:
+def make(store: Store, model: str, out: str | None, options: QuantizeOptions, text: Path | None, progress: ProgressFn,
+         cancel: Cancel) -> dict:
     """The variant's manifest. Nothing appears in models/ before all of it is there; what is done by then is gone on with."""
     source = origin(store, model)
     name = out or default_name(model, options)
@@ -63,7 +68,8 @@ def make(store: Store, model: str, out: str | None, options: QuantizeOptions, te
                         remedy="Choose another name with --out, or remove the old one first.")
     with store.gather(name, progress, cancel) as folder:
         from backends.compress.job import run as work
-        manifest = {"name": name, **work(source, options, folder, progress, cancel, text=text, versions={"gainz": __version__})}
+        manifest = {"name": name, **work(source, options, folder, progress, cancel, text=text,
+                                         versions={"gainz": __version__})}
         store.admit(folder, name, manifest)
     return manifest
 
