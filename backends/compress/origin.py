@@ -137,8 +137,8 @@ def _open_gguf(model: ModelDir) -> Origin:
     source = GgufWeights(file) if file.architecture in FAMILIES else ForeignGguf(file)
     text, _ = text_of(file)
     label = f"GGUF {file.weight_type()}"
-    note = (f"Made from {label} weights, dequantized: it was quantized twice, and differs from the original model by more than "
-            f"a comparison with that file shows.")
+    note = (f"Made from {label} weights, dequantized: it was quantized twice, and differs from the original model by more "
+            f"than a comparison with that file shows.")
     return Origin(model, source, text, label, (note,), file)
 
 
