@@ -167,6 +167,8 @@ class TokenLogprob:
     text: str
     logprob: float
     top: tuple[tuple[int, str, float], ...] = ()  # (id, text, logprob), best first
+    raw: bytes | None = None                      # what the token adds to the text: ``text`` cannot show a part of a character
+    top_raw: tuple[bytes, ...] = ()               # the same for each of ``top``
 
 
 @dataclass(frozen=True)

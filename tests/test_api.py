@@ -120,8 +120,9 @@ def test_every_sampling_field_arrives(studio, client):
     request = studio.requests[-1]
     assert request.sampling == Sampling(0.5, 3, 0.9, 0.1, 1.1, 0.2, 0.3, ((5, -1.5),), 7, 2, 1, ("x",), (4,), True, 1, 0)
     assert request.time_limit == 5.0 and (request.draft.name, request.draft.length) == ("lookup", 4)
-    assert response.json()["logprobs"][1] == {"id": 1, "text": "w1 ", "logprob": -0.5,
-                                              "top": [{"id": 1, "text": "w1 ", "logprob": -0.5}]}
+    raw = list(b"w1 ")
+    assert response.json()["logprobs"][1] == {"id": 1, "text": "w1 ", "bytes": raw, "logprob": -0.5,
+                                              "top": [{"id": 1, "text": "w1 ", "bytes": raw, "logprob": -0.5}]}
 
 
 def test_prompts_as_chat_and_as_ids(studio, client):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from backends.engine.detokenize import byte_alphabet
+from backends.engine.detokenize import WindowDetokenizer, byte_alphabet
 from backends.engine.text import TextCodec
 
 LLAMA = "\U0001f999"
@@ -76,6 +76,25 @@ def test_sentencepiece_keeps_inner_spaces_and_has_none_at_the_start(tokenizer, i
     assert "".join(stream(codec, ids)) == tokenizer.decode(ids) == codec.decode(ids) == text
     goes_on = codec.stream(continued=True)
     assert "".join([goes_on.push(id) for id in ids]) + goes_on.flush() == " " + text
+
+
+@pytest.mark.parametrize("tokenizer, offset", [(byte_tokenizer(), 0), (fallback_tokenizer(), 3)])
+def test_a_character_cut_in_the_middle_is_left_out_and_a_broken_one_is_not(tokenizer, offset):
+    codec = TextCodec(tokenizer)
+    for data, cut in ((b"a" + LLAMA.encode()[:3], "a"), (b"a\x96b", "a\ufffdb"), (b"a\x96", "a\ufffd"), (b"a\xe4", "a")):
+        ids = [offset + byte for byte in data]
+        detokenizer = codec.stream()
+        text = "".join(detokenizer.push(id) for id in ids)
+        assert text + detokenizer.flush(cut=True) == cut
+        assert codec.decode(ids).startswith(text)                                  # the whole shows what the cut leaves out
+        assert b"".join(codec.token_bytes(id) for id in ids) == data               # and the bytes of its tokens are all there
+
+
+def test_a_decoder_without_a_table_leaves_a_cut_character_out_too():
+    codec = TextCodec(byte_tokenizer())
+    window = WindowDetokenizer(lambda ids: codec.tokenizer.decode(ids, skip_special_tokens=False), ())
+    text = "".join(window.push(byte) for byte in b"a" + LLAMA.encode()[:3])
+    assert text + window.flush(cut=True) == "a"
 
 
 def test_special_tokens_never_show():

@@ -11,7 +11,7 @@ import pytest
 from backends.base import Cancel, DraftSpec, Request, Sampling
 from backends.engine.loop import Engine
 from backends.errors import InvalidRequest, ModelNotLoaded, OutOfMemory, QueueFull, StepFailed
-from tests.toys import SIZE, Got, ToyDecoder, ask, drain, naive, random_logits, toy_model
+from tests.toys import SIZE, Got, ToyDecoder, ask, drain, naive, random_logits, toy_model, shown
 
 PROMPT = tuple(b"Once upon a time")
 
@@ -28,7 +28,7 @@ def test_a_cancel_ends_within_two_steps_also_in_the_prompt_and_in_the_queue():  
         cancel.set(), queued.set()
         assert drain(engine) <= 2
         assert got.check().finish() == behind.check().finish() == "cancelled"
-        assert got.text() == model.text.decode(got.ids()) and not model.decoder.open_slots
+        assert got.text() == shown(got.ids(), cut=True) and not model.decoder.open_slots
 
 
 def test_a_time_limit_gives_what_there_is():
@@ -201,3 +201,13 @@ def test_an_idle_loop_sleeps_and_a_request_wakes_it():
     stop.set(), engine.wake()
     thread.join(5)
     assert not thread.is_alive()
+
+
+def test_the_bytes_of_the_tokens_are_the_text():  # GE-17
+    engine, model = Engine(), toy_model()
+    engine.attach(model)
+    got = ask(engine, model, PROMPT, Sampling(max_tokens=40, ignore_eos=True, logprobs=2))
+    drain(engine)
+    found = [item for event in got.of() for item in event.logprobs]
+    assert b"".join(item.raw for item in found) == bytes(id for id in got.ids() if id < 256)
+    assert all(len(item.top_raw) == len(item.top) == 2 for item in found)

@@ -5,6 +5,7 @@ With it come a byte vocabulary for its codec and `naive`, the plain loop that ev
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -198,6 +199,11 @@ class Got:
         assert self.last.usage.cached_tokens < self.last.usage.prompt_tokens
         assert 0 <= self.last.usage.accepted <= self.last.usage.drafted
         return self
+
+
+def shown(ids: Sequence[int], cut: bool) -> str:
+    """The text of a toy answer as Python's own decoder has it; where the answer was ``cut``, without a character just begun."""
+    return codecs.getincrementaldecoder("utf-8")("replace").decode(bytes(id for id in ids if id < 256), final=not cut)
 
 
 def ask(engine: Engine, model: LocalModel, prompt, sampling: Sampling = Sampling(), cancel: Cancel | None = None,

@@ -3,7 +3,8 @@
 Knows how each kind of tokenizer maps a token to bytes, and when bytes have become text. A stream's pieces joined are by
 construction the text of the whole: `TextCodec.decode` is the same stream read to its end. Bytes that never become a
 character come out as U+FFFD: for byte-level vocabularies one for each maximal invalid part, for byte-fallback ones one for
-each byte, as their own decoders do. Does not know of stop strings or of end tokens (`stops.py`, the loop).
+each byte, as their own decoders do. Bytes of a character that only was not finished when an answer was cut are left out: its
+ids have them. Does not know of stop strings or of end tokens (`stops.py`, the loop).
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ LONGEST = 32   # tokens that may lack their last byte before they are given up a
 
 
 class Detokenizer(Protocol):
-    """One answer's tokens turned into text. ``push`` returns what the token made certain; ``flush`` the rest."""
+    """One answer's tokens turned into text. ``push`` returns what the token made certain; ``flush`` the rest, where ``cut``
+    leaves out the beginning of a character; ``piece`` the bytes of one token of a text, whatever stands around it."""
 
     def push(self, token: int) -> str: ...
-    def flush(self) -> str: ...
+    def flush(self, cut: bool = False) -> str: ...
+    def piece(self, token: int) -> bytes: ...
 
 
 class Pieces(Protocol):
@@ -45,8 +48,9 @@ class Utf8Stream:
             return self.flush() + piece if self._pending else piece
         return self._decode(self._pending + piece, final=False)
 
-    def flush(self) -> str:
-        return self._decode(self._pending, final=True)
+    def flush(self, cut: bool = False) -> str:
+        """What waits can only be the beginning of a character."""
+        return self._decode(b"" if cut else self._pending, final=True)
 
     def _decode(self, data: bytes, final: bool) -> str:
         out = []
@@ -83,9 +87,13 @@ class ByteDetokenizer:
         text = self._utf8.push(piece)
         return self._stripped(text) if self._strip and text else text
 
-    def flush(self) -> str:
-        text = self._utf8.flush()
+    def flush(self, cut: bool = False) -> str:
+        text = self._utf8.flush(cut)
         return self._stripped(text) if self._strip and text else text
+
+    def piece(self, token: int) -> bytes:
+        found = b"" if token in self._hidden else self._pieces(token)
+        return found.encode() if isinstance(found, str) else found
 
     def _stripped(self, text: str) -> str:
         count = 0
@@ -112,8 +120,12 @@ class WindowDetokenizer:
             return ""
         return self._commit(text)
 
-    def flush(self) -> str:
-        return self._commit(self._new_text()) if self._fresh else ""
+    def flush(self, cut: bool = False) -> str:
+        text = self._commit(self._new_text()) if self._fresh else ""
+        return text.rstrip(REPLACEMENT) if cut else text
+
+    def piece(self, token: int) -> bytes:
+        return b"" if token in self._hidden else self._decode([token]).encode()
 
     def _new_text(self) -> str:
         before = self._decode(self._context) if self._context else ""

@@ -181,8 +181,9 @@ class Lane:
         if best is None:
             return None
         own, leaders = sampler.logprobs(row, token, best)
-        name = self.text.token_text
-        return TokenLogprob(token, name(token), own, tuple((id, name(id), value) for id, value in leaders))
+        name, raw = self.text.token_text, self.text.token_bytes
+        return TokenLogprob(token, name(token), own, tuple((id, name(id), value) for id, value in leaders), raw(token),
+                            tuple(raw(id) for id, _ in leaders))
 
     def _score(self, sequence: Sequence, rows: np.ndarray, start: int) -> None:
         """Row i says how probable prompt token start + i + 1 was; those known from before a preemption are passed over."""

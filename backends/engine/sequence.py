@@ -112,9 +112,10 @@ class Sequence:
             self.end("length")
 
     def end(self, finish: FinishReason, matched: str | int | None = None) -> None:
-        """No further token: what was held back is certain now, unless a stop string begins in it."""
+        """No further token: what was held back is certain now, unless a stop string begins in it. Where the answer did not end
+        by itself, a character that it had only begun is left out."""
         self.finish, self.matched = finish, matched
-        text = self.stops.push(self.detokenizer.flush(), self.produced > self.sampling.min_tokens)
+        text = self.stops.push(self.detokenizer.flush(cut=finish != "stop"), self.produced > self.sampling.min_tokens)
         if self.stops.matched is not None and finish != "error":
             self.finish, self.matched = "stop", self.stops.matched
         else:

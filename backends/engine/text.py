@@ -100,6 +100,10 @@ class TextCodec:
         stream = self._stream(True)
         return stream.push(id) + stream.flush()
 
+    def token_bytes(self, id: int) -> bytes:
+        """What one token adds to a text; nothing where it is special."""
+        return self._stream(True).piece(id)
+
     def stream(self, continued: bool = False) -> Detokenizer:
         """A detokenizer for one answer; ``continued``: the answer goes on from a text, so a leading space belongs to it."""
         return self._stream(continued)

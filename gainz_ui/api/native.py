@@ -101,8 +101,13 @@ def _biases(given: dict[str, float]) -> tuple[tuple[int, float], ...]:
 def _logprob(item: TokenLogprob | None) -> dict[str, Any] | None:
     if item is None:
         return None
-    return {"id": item.id, "text": item.text, "logprob": item.logprob,
-            "top": [{"id": i, "text": text, "logprob": value} for i, text, value in item.top]}
+    raw = item.top_raw or (None,) * len(item.top)
+    return {"id": item.id, "text": item.text, "bytes": _bytes(item.raw), "logprob": item.logprob,
+            "top": [{"id": i, "text": text, "bytes": _bytes(own), "logprob": value} for (i, text, value), own in zip(item.top, raw)]}
+
+
+def _bytes(raw: bytes | None) -> list[int] | None:
+    return None if raw is None else list(raw)
 
 
 class Tally:
