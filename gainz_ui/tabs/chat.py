@@ -22,7 +22,6 @@ SKIPPED = ("n", "logprobs", "prompt_logprobs")
 FOLDED = ("min_p", "repetition_penalty", "frequency_penalty", "presence_penalty", "logit_bias", "seed", "min_tokens", "stop",
           "stop_ids", "ignore_eos")
 PRIVATE = {"api_visibility": "private", "show_progress": "hidden"}
-THINKING = [("<think>", "</think>")]
 
 
 def build(page: Page) -> None:
@@ -62,7 +61,7 @@ def _conversation(parts: dict[str, Any]) -> None:
             layout="bubble",
             placeholder=T("chat_placeholder"),
             group_consecutive_messages=False,
-            reasoning_tags=THINKING,
+            reasoning_tags=[show.THINKING],
             container=False,
         )
         parts["notice"] = Html(visible=False, elem_id="gz-notice")

@@ -12,7 +12,7 @@ from typing import Any
 import gradio as gr
 
 from backends.base import GainzError, InvalidRequest, ModelInfo, Request, Sampling
-from gainz_ui import html
+from gainz_ui import html, shield
 from gainz_ui.i18n import explain, language, tr
 from gainz_ui.page import Page
 from gainz_ui.services.answers import Answer
@@ -66,10 +66,11 @@ class Flow:
         """A changed question is answered anew, a changed answer is kept as it now reads."""
         words, chat = language(request), Chat.of(data)
         index = show.turn_of(chat, event.index if isinstance(event.index, int) else event.index[0])
-        if index is None or not str(event.value).strip():
+        written = shield.bare(str(event.value))
+        if index is None or not written.strip():
             yield {self.parts["chatbot"]: show.messages(words, chat)}
             return
-        changed = chat.edit(index, str(event.value))
+        changed = chat.edit(index, written)
         if chat.turns[index].role == "user":
             async for update in self._ask(request, changed, settings):
                 yield update

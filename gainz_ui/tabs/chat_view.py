@@ -6,24 +6,30 @@ from collections.abc import Mapping
 from typing import Any
 
 from backends.base import ModelInfo, Sampling
-from gainz_ui import html
+from gainz_ui import html, shield
 from gainz_ui.i18n import tr
 from gainz_ui.services.answers import View
 from gainz_ui.services.chat import Chat
 
+THINKING = ("<think>", "</think>")                        # around what a model says to itself: the Chatbot folds it
 CUT_SHORT = {"length", "cancelled", "time_limit"}       # finishes after which an answer can be continued
 
 
 def messages(language: str, chat: Chat, live: str | None = None) -> list[dict[str, Any]]:
-    """For the Chatbot. Turns no longer sent stand above a line that says so; ``live``: the answer being written."""
-    shown = [{"role": turn.role, "content": turn.content} for turn in chat.turns]
+    """For the Chatbot. Turns no longer sent stand above a line that says so; ``live``: the answer being written. What has a
+    meaning in HTML is shown as it was written."""
+    shown = [{"role": turn.role, "content": _shielded(turn.role, turn.content)} for turn in chat.turns]
     if live is not None:
-        shown.append({"role": "assistant", "content": live or "…"})
+        shown.append({"role": "assistant", "content": _shielded("assistant", live) or "…"})
     if chat.start:
         line = tr(language, "dropped_line", count=chat.start)
         shown.insert(chat.start, {"role": "assistant", "content": tr(language, "dropped_why"),
                                   "metadata": {"title": line, "status": "done"}})
     return shown
+
+
+def _shielded(role: str, text: str) -> str:
+    return shield.question(text) if role == "user" else shield.answer(text, THINKING)
 
 
 def turn_of(chat: Chat, shown: int) -> int | None:

@@ -198,3 +198,16 @@ def test_presets_are_chosen_saved_and_kept(stage, visit):
     page.locator("#gz-preset input").click()
     page.get_by_role("option", name="mine").click()
     expect(temperature).to_have_value("1.3")
+
+
+def test_what_a_person_typed_is_shown_as_typed(stage, visit):
+    page = visit(stage.url)
+    asked = []
+    page.on("request", lambda request: asked.append(request.url))
+    text = "<img src=x onerror=alert(1)> [a](javascript:alert(3)) ![t](http://evil.example/x.png) What does <div class=x> do?"
+    ask(page, text)
+    answered(page)
+    bubble = page.locator("#gz-chatbot .user .md").first
+    assert bubble.inner_text().replace("\u2060", "").strip() == text
+    assert bubble.locator("img, .x, a[href^=javascript]").count() == 0
+    assert not any(url.endswith("/x") or "evil" in url for url in asked)
