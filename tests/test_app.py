@@ -169,9 +169,9 @@ def test_every_name_of_gradios_client_on_a_real_model(program):
     program.ready()
     client = Client(program.url, verbose=False)
     whole = httpx.post(program.url + "/generate", json=BODY, timeout=60).json()
-    answer = client.predict(BODY["prompt"], 24, options={"ignore_eos": True}, api_name="/generate")
+    answer = client.predict(BODY["prompt"], 24, ignore_eos=True, api_name="/generate")
     assert answer["text"] == whole["text"] and answer["completion_tokens"] == 24
-    seen = [piece["text"] for piece in client.submit(BODY["prompt"], 24, options={"ignore_eos": True}, api_name="/generate")]
+    seen = [piece["text"] for piece in client.submit(BODY["prompt"], 24, ignore_eos=True, api_name="/generate")]
     assert seen[-1] == whole["text"]
     (entry,) = client.predict(api_name="/models")
     assert entry["name"] == "tiny" and entry["loaded"]
