@@ -133,11 +133,11 @@ def _wire_models(page: Page, parts: dict[str, Any]) -> None:
 
 
 def _first(entries: list[Any]) -> list[str]:
-    """What stands there at first: a loaded model and what has most in common with its name, a variant of it where there is
-    one."""
+    """What stands there at first: of the loaded models (else of all) the one with the most bits, and the next by name, which
+    is a variant of it where there is one."""
     if not entries:
         return []
-    start = next((entry for entry in entries if entry.loaded), entries[0]).name
+    start = max([entry for entry in entries if entry.loaded] or entries, key=lambda entry: entry.bits or 16).name
     others = sorted((entry.name for entry in entries if entry.name != start),
                     key=lambda name: -len(commonprefix([name, start])))
     return [start, *others[:1]]

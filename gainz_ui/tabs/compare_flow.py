@@ -62,11 +62,10 @@ class Flow:
             yield {p["plan"]: shown(_error(words, error))}
             return
         self.running[request.session_hash] = comparison
-        yield {p["plan"]: shown(show.about(words, chosen)), p["api"]: _code(request, names, prompt, system, in_turn, plain,
-                                                                            asked.sampling),
-               p["run"]: gr.Button(visible=False), p["stop"]: gr.Button(visible=True), p["save"]: gr.Button(visible=False),
-               p["sides"]: gr.Row(visible=True), **self._boxes(len(chosen.names)), **self._cards(words, comparison, {})}
+        code = _code(request, names, prompt, system, in_turn, plain, asked.sampling)
         try:
+            yield {**self._everything(words, comparison), p["api"]: code, p["run"]: gr.Button(visible=False),
+                   p["stop"]: gr.Button(visible=True), p["save"]: gr.Button(visible=False)}
             async for update in self._watch(words, comparison):
                 yield update
         finally:                        # also where the page went away
@@ -84,9 +83,15 @@ class Flow:
                 yield gr.skip()
             await asyncio.sleep(PERIOD)
             silent += PERIOD
-        yield {**self._cards(words, comparison, shown_cards), p["answers"]: to_dict(comparison, comparison.shots()),
+        yield {**self._everything(words, comparison), p["answers"]: to_dict(comparison, comparison.shots()),
                p["run"]: gr.Button(visible=True), p["stop"]: gr.Button(visible=False), p["save"]: gr.Button(visible=True),
                self.page.version: self.page.studio.changed.version}
+
+    def _everything(self, words: str, comparison: Comparison) -> Update:
+        """Also what has not changed: the browser drops what reaches a tab that it is just drawing for the first time."""
+        p = self.parts
+        return {p["plan"]: shown(show.about(words, comparison.plan)), p["sides"]: gr.Row(visible=True),
+                **self._boxes(len(comparison.sides)), **self._cards(words, comparison, {})}
 
     def _boxes(self, count: int) -> Update:
         return {box: gr.Column(visible=number < count) for number, (box, _) in enumerate(self.parts["cards"])}

@@ -37,7 +37,7 @@ def _table(words: str, found: Mapping[str, Any]) -> str:
     head = "".join(f'<th scope="col">{html.escape(name)}<small>{html.escape(note)}</small></th>' for name, note in (
         (found["reference"], say("the_reference")), *((row["model"], row.get("format", "")) for row in rows)))
     lines = [_line(say(key), base(words, found), [cell(words, row) for row in rows]) for key, base, cell in LINES
-             if any(cell(words, row) for row in rows)]
+             if any(cell(words, row) for row in rows) and (len(rows) > 1 or key != "row_place")]
     label = html.escape(say("quality_title"))
     return (f'<div class="gz-scroll" tabindex="0" role="region" aria-label="{label}"><table class="gz-table">'
             f'<thead><tr><th></th>{head}</tr></thead><tbody>{"".join(lines)}</tbody></table></div>')

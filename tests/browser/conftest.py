@@ -140,6 +140,8 @@ class ScriptedJobs:
         entry = vars(self.studio._entries["starter"]) | {"name": name, "backend": "gguf", "format": "GPTQ 4-bit g64",
                                                          "size": 91_000_000}
         self.studio._entries[name] = SimpleNamespace(**entry)
+        if self.studio.settings.models.is_dir():
+            (self.studio.settings.models / name).mkdir()
         return {"name": name}
 
 

@@ -141,7 +141,7 @@ def test_the_report_with_its_plot_and_its_files(both, visit):
         page.click("#gz-quality-png")
     raw = Path(caught.value.path()).read_bytes()
     width, height = struct.unpack(">II", raw[16:24])
-    assert raw[:8] == b"\x89PNG\r\n\x1a\n" and width > 1000 and height == 680 and len(raw) > 10_000
+    assert raw[:8] == b"\x89PNG\r\n\x1a\n" and width > 1000 and height == 800 and len(raw) > 10_000
     again = visit(both.url)
     tab(again, "Compare")
     expect(again.locator("#gz-quality-report")).to_contain_text("measurably different")
