@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
@@ -554,4 +554,4 @@ def read_json(path: Path) -> Mapping[str, Any]:
     return data
 
 
-__all__ = [name for name in dir() if not name.startswith("_") and name not in {"annotations", "TYPE_CHECKING", "Any", "replace"}]
+__all__ = [name for name in dir() if not name.startswith("_") and name not in {"annotations", "TYPE_CHECKING", "Any"}]

@@ -69,7 +69,7 @@ def test_a_thousand_random_sequences_equal_the_naive_loop(seed):
                 if at == step:
                     cancel.set()
             assert step < 5000
-        for prompt, sampling, got, cancel, at in asked:
+        for prompt, sampling, got, cancel, _ in asked:
             got.check(sampling.n)
             for index in range(sampling.n):
                 expected = naive(target.decoder, prompt, sampling, len(prompt) + sampling.max_tokens, index)

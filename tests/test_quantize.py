@@ -19,7 +19,7 @@ import torch
 from backends.base import Cancel, Cancelled, InvalidRequest, Message, ModelDir, NotSupported, Progress
 from backends.compress import awq, calibrate, gptq, grid, job
 from backends.compress.gram import Gram
-from backends.compress.pack import awq_gemm, from_awq_gemm, from_gptq_v1, gptq_v1, unwords, words
+from backends.compress.pack import awq_gemm, from_gptq_v1, gptq_v1, unwords, words
 from backends.kernels import QWeight
 from backends.recipe import QuantizeOptions, check_group, fitting_groups
 from backends.registry import load_model

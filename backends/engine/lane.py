@@ -94,7 +94,7 @@ class Lane:
             rows = self.decoder.extend([step for _, step in work])
         except Exception as error:  # noqa: BLE001  whatever a kernel raises: one sequence at a time finds out whose it is
             log.warning("a step of %d sequences failed, trying each alone: %r", len(work), error)
-            for (sequence, step), length in zip(work, before):
+            for (_, step), length in zip(work, before):
                 self.decoder.truncate(step.slot, length)
             for sequence, step in work:
                 if sequence.finish is None:                 # another choice of the same request may have failed
