@@ -233,6 +233,13 @@ def visit(chromium):
     """visit(url, …) → a page that stands; what it logs, raises and asks for elsewhere is judged at the end."""
     contexts, faults, forgiven = [], [], []
 
+    def asked(page, url: str, request) -> None:
+        """A request to elsewhere is a fault; one for another page is a leaving, whoever began it."""
+        if not request.url.startswith((url, "data:", "blob:")):
+            faults.append(f"foreign: {request.url}")
+        if request.is_navigation_request() and request.frame == page.main_frame and page.url.startswith(url):
+            leaving()
+
     def go(url: str, *, width: int = 1280, height: int = 900, locale: str = "en-US", scheme: str = "light", context=None):
         if context is None:
             context = chromium.new_context(viewport={"width": width, "height": height}, locale=locale, color_scheme=scheme,
@@ -242,12 +249,7 @@ def visit(chromium):
         page.set_default_timeout(TAKES)
         page.on("console", lambda message: faults.append(f"console: {message.text}") if message.type == "error" else None)
         page.on("pageerror", lambda error: faults.append(f"page: {error}"))
-        page.on(
-            "request",
-            lambda request: (
-                None if request.url.startswith((url, "data:", "blob:")) else faults.append(f"foreign: {request.url}")
-            ),
-        )
+        page.on("request", lambda request: asked(page, url, request))
         page.goto(url, wait_until="domcontentloaded")
         page.locator("#gz-header .gz-chip").first.wait_for()
         return page
@@ -258,6 +260,9 @@ def visit(chromium):
 
     go.leaving = leaving
     yield go
+    for page in [page for context in contexts for page in context.pages]:
+        page.evaluate("0")  # what was reported until now arrives; what closing itself breaks off is not waited for
+    seen = list(faults)
     for context in contexts:
         context.close()
-    assert [fault for fault in faults if not any(part in fault for part in forgiven)] == []
+    assert [fault for fault in seen if not any(part in fault for part in forgiven)] == []
