@@ -126,10 +126,13 @@ class Sampling:
 
 @dataclass(frozen=True)
 class DraftSpec:
-    """Which drafter proposes tokens: the name of a loaded model, ``lookup``, or both as ``lookup+NAME``."""
+    """Which drafter proposes tokens: the name of a loaded model, ``lookup``, or both as ``lookup+NAME``.
+
+    ``length``: tokens a draft; None: chosen pass by pass from what was measured, 0 where drafting does not pay.
+    """
 
     name: str
-    length: int | None = None  # None = chosen by measurement
+    length: int | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
@@ -172,6 +175,23 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True)
+class Speculation:
+    """How drafting went in one answer. Rates are of the drafted tokens, so between 0 and 1; a token that the verifier adds
+    itself is none. Passes without a draft count as passes."""
+
+    draft: str                          # as asked for: "lookup", a model's name, "lookup+NAME"
+    length: int | None = None           # as asked for; None: chosen by measurement
+    acceptance: float | None = None     # accepted / drafted
+    tokens_per_pass: float | None = None                # of the passes after the first, which only reads the prompt
+    positions: tuple[tuple[int, int], ...] = ()         # place in the draft from 1 on: (verified there, accepted there)
+    lengths: tuple[tuple[int, int], ...] = ()           # (draft length, passes), 0 included
+    sources: tuple[tuple[str, int, int], ...] = ()      # (kind of guess, drafted, accepted)
+    draft_seconds: float = 0.0          # spent on drafting
+    speedup: float | None = None        # seconds of the same tokens by plain passes, as measured here / seconds they took
+    resting: bool = False               # length by measurement: it had turned itself off when the answer ended
+
+
+@dataclass(frozen=True)
 class Usage:
     prompt_tokens: int = 0
     completion_tokens: int = 0         # over all choices; an end-of-sequence token counts, as it was computed
@@ -179,6 +199,7 @@ class Usage:
     drafted: int = 0                   # proposed draft tokens
     accepted: int = 0                  # of them kept
     passes: int = 0                    # verifier passes that yielded tokens
+    speculation: Speculation | None = None              # where a draft was asked for
 
 
 @dataclass(frozen=True)
@@ -415,18 +436,35 @@ class Decoder(Protocol):
     def close(self) -> None: ...
 
 
+class Draft(list):
+    """Proposed ids, and what they were made from: ``source`` names a kind of guess whose luck is counted by itself."""
+
+    def __init__(self, ids: Sequence[int] = (), source: str = "") -> None:
+        super().__init__(ids)
+        self.source = source
+
+
 @dataclass(frozen=True)
 class DraftJob:
+    """``k``: the most ids that are of use; ``limit``: for a source of drafts, how many of its ids are worth verifying (None:
+    k of any); ``read``: the most tokens that a model should read before it drafts (None: all); of a longer text it reads the
+    end."""
+
     tokens: Sequence[int]
     k: int
     sampling: Sampling
     seed: int
     sequence: int = 0                   # the same for all jobs of one sequence: by this a drafter keeps what it knows of it
+    limit: Callable[[str], int] | None = None
+    read: int | None = None
+
+    def most(self, source: str) -> int:
+        return self.k if self.limit is None else min(self.k, self.limit(source))
 
 
 class Drafter(Protocol):
     def propose(self, batch: Sequence[DraftJob]) -> list[list[int]]:
-        """At most k ids of the target's vocabulary each; [] is fine."""
+        """At most k ids of the target's vocabulary each, best as a `Draft`; [] is fine."""
         ...
 
     def forget(self, sequence: int) -> None:

@@ -1,7 +1,8 @@
 """Drafters: who guesses the next tokens of a sequence, for the target to confirm.
 
 Each proposes ids of the target's vocabulary and may keep what it knows of a sequence under its number. A guess costs time
-only: the target's own sample decides, so nothing here can change a text. How long a draft pays is not decided here.
+only: the target's own sample decides, so nothing here can change a text. How long a draft pays is not decided here
+(`controller.py`). Beside these: `lookup.py` without a model, `bridge.py` with a model of another tokenizer.
 """
 
 from __future__ import annotations
@@ -9,153 +10,156 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from backends.base import Decoder, Drafter, DraftJob, Slot, Step
+from backends.base import Decoder, Draft, Drafter, DraftJob, Slot, Step
 from backends.engine import sampler
 
-LONGEST_MATCH, SHORTEST_MATCH = 4, 2    # tokens at the end of a text that have to occur earlier in it
 CATCH_UP = 512                          # tokens a drafter computes at once when it has fallen behind
+MODEL = "model"
 
 
-# ------------------------------------------------------------------------------------------- lookup
-class _Index:
-    """Where each n-gram of a text last went on, kept up with the text: O(new tokens) a call."""
-
-    def __init__(self) -> None:
-        self.seen = 0
-        self.after: list[dict[tuple[int, ...], int]] = [{} for _ in range(LONGEST_MATCH + 1)]
-        self.last: tuple[int, ...] = ()
-
-    def follow(self, tokens: Sequence[int]) -> None:
-        """Index all n-grams that end before the last token, so that a text's own end is not its own model."""
-        if self.seen > len(tokens) or tuple(tokens[max(0, self.seen - LONGEST_MATCH):self.seen]) != self.last:
-            self.__init__()
-        for end in range(self.seen + 1, len(tokens)):
-            for n in range(SHORTEST_MATCH, min(LONGEST_MATCH, end) + 1):
-                self.after[n][tuple(tokens[end - n:end])] = end
-        self.seen = max(self.seen, len(tokens) - 1)
-        self.last = tuple(tokens[max(0, self.seen - LONGEST_MATCH):self.seen])
-
-    def find(self, tokens: Sequence[int]) -> int | None:
-        for n in range(min(LONGEST_MATCH, len(tokens)), SHORTEST_MATCH - 1, -1):
-            place = self.after[n].get(tuple(tokens[-n:]))
-            if place is not None:
-                return place
-        return None
-
-
-class LookupDrafter:
-    """Proposes what followed the last few tokens where they stood before in prompt or answer."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, _Index] = {}
-
-    def propose(self, batch: Sequence[DraftJob]) -> list[list[int]]:
-        return [self._one(job) for job in batch]
-
-    def _one(self, job: DraftJob) -> list[int]:
-        index = self._known.setdefault(job.sequence, _Index())
-        index.follow(job.tokens)
-        draft: list[int] = []
-        place = index.find(job.tokens)
-        while place is not None and len(draft) < job.k:       # a match close to the end repeats what it has drafted itself
-            draft.append(job.tokens[place] if place < len(job.tokens) else draft[place - len(job.tokens)])
-            place += 1
-        return draft
-
-    def forget(self, sequence: int) -> None:
-        self._known.pop(sequence, None)
-
-    def shed(self, decoder: Decoder) -> bool:
-        return False
-
-    def close(self) -> None:
-        self._known.clear()
-
-
-# ------------------------------------------------------------------------------------------- a model
+# ------------------------------------------------------------------------------------------- places in a draft's cache
 @dataclass(eq=False)
 class _Place:
-    """A sequence's slot in the draft decoder, and the tokens it holds."""
+    """A sequence's slot in the draft's decoder; it holds ``held``, the text from its token ``start`` on."""
 
     slot: Slot
+    start: int
     held: list[int]
 
 
-class ModelDrafter:
-    """A smaller model with the same vocabulary. It samples with the noise of the place, as the target will: where the two
-    agree on the distribution they agree on the token. All sequences advance together, one `extend` for each token."""
+class Places:
+    """Where the sequences stand in one draft decoder, brought to what their texts have become."""
 
     def __init__(self, decoder: Decoder) -> None:
         self.decoder = decoder
-        self._places: dict[int, _Place] = {}
+        self._known: dict[int, _Place] = {}
 
-    def propose(self, batch: Sequence[DraftJob]) -> list[list[int]]:
-        drafts: list[list[int]] = [[] for _ in batch]
-        feeds = [self._catch_up(job) for job in batch]
-        while True:
-            active = [i for i, job in enumerate(batch)
-                      if feeds[i] and len(drafts[i]) < job.k and self._reserve(job, feeds[i])]
-            if not active:
-                return drafts
-            places = [self._places[batch[i].sequence] for i in active]
-            rows = self.decoder.extend([Step(place.slot, feeds[i], 1) for i, place in zip(active, places)])
-            for i, place, row in zip(active, places, rows):
-                place.held += feeds[i]
-                drafts[i].append(self._sample(batch[i], row, len(drafts[i])))
-                feeds[i] = drafts[i][-1:]
+    def catch_up(self, sequence: int, ids: Sequence[int], read: int | None, ahead: int) -> list[int]:
+        """The ids to feed first, or [] while the slot is still far behind, or where there is no room.
 
-    def _catch_up(self, job: DraftJob) -> list[int]:
-        """Bring the slot to what the text has become; the tokens to feed first, or [] while it is still far behind."""
-        place = self._places.get(job.sequence)
-        if place is None:
-            slot = self.decoder.open(job.tokens)
-            place = self._places[job.sequence] = _Place(slot, list(job.tokens[:slot.length]))
-        keep = min(_common(place.held, job.tokens), len(job.tokens) - 1)
+        ``read``: the most ids to read before; of a longer text only the end is read. ``ahead``: ids that are to follow."""
+        place = self._known.get(sequence)
+        if place is None or not self._near(place, ids, read, ahead):
+            place = self._fresh(sequence, ids, read, ahead)
+        keep = min(common(place.held, ids[place.start:]), len(ids) - 1 - place.start)
         if keep < len(place.held):
             self.decoder.truncate(place.slot, keep)
             del place.held[keep:]
-        feed = list(job.tokens[keep:])
+        feed = list(ids[place.start + keep:])
         if len(feed) <= CATCH_UP:
             return feed
-        if self._reserve(job, feed[:CATCH_UP]):
+        if self.reserve(sequence, CATCH_UP):
             self.decoder.extend([Step(place.slot, feed[:CATCH_UP], 0)])
             place.held += feed[:CATCH_UP]
         return []
 
-    def _reserve(self, job: DraftJob, feed: Sequence[int]) -> bool:
-        slot = self._places[job.sequence].slot
-        return slot.length + len(feed) <= self.decoder.context and self.decoder.reserve(slot, len(feed))
+    def _near(self, place: _Place, ids: Sequence[int], read: int | None, ahead: int) -> bool:
+        """Can the slot go on: is it long enough, and not too far behind?"""
+        if len(ids) <= place.start or len(ids) - place.start + ahead > self.decoder.context:
+            return False
+        return read is None or len(ids) - place.start - common(place.held, ids[place.start:]) <= max(read, ahead + 2)
 
-    def _sample(self, job: DraftJob, row, ahead: int) -> int:
-        logits = sampler.rows(row)[0]
-        sampling = replace(job.sampling, repetition_penalty=1.0, frequency_penalty=0.0, presence_penalty=0.0)
-        return sampler.choose(logits, sampling, job.seed, len(job.tokens) + ahead)
+    def _fresh(self, sequence: int, ids: Sequence[int], read: int | None, ahead: int) -> _Place:
+        """A new slot: of the whole text where cache and ``read`` allow it, else of its end."""
+        self.forget(sequence)
+        start = 0 if len(ids) + ahead <= self.decoder.context else len(ids) - self.decoder.context // 2
+        slot = self.decoder.open(ids[start:])
+        if read is not None and len(ids) - start - slot.length > max(1, read):
+            self.decoder.release(slot)
+            start = len(ids) - max(1, read)
+            slot = self.decoder.open(ids[start:])
+        place = self._known[sequence] = _Place(slot, start, list(ids[start:start + slot.length]))
+        return place
+
+    def reserve(self, sequence: int, count: int) -> bool:
+        slot = self._known[sequence].slot
+        return slot.length + count <= self.decoder.context and self.decoder.reserve(slot, count)
+
+    def extend(self, feeds: Sequence[tuple[int, list[int]]]) -> list:
+        """One pass over (sequence, ids): the last row of logits of each, float32 [vocabulary] on the host."""
+        places = [self._known[sequence] for sequence, _ in feeds]
+        rows = self.decoder.extend([Step(place.slot, ids, 1) for place, (_, ids) in zip(places, feeds)])
+        for place, (_, ids) in zip(places, feeds):
+            place.held += ids
+        return [sampler.rows(row)[0] for row in rows]
 
     def forget(self, sequence: int) -> None:
-        place = self._places.pop(sequence, None)
+        place = self._known.pop(sequence, None)
         if place is not None:
             self.decoder.release(place.slot)
 
     def shed(self, decoder: Decoder) -> bool:
-        if decoder is not self.decoder or not self._places:
+        if decoder is not self.decoder or not self._known:
             return False
         self.close()
         return True
 
     def close(self) -> None:
-        for sequence in list(self._places):
+        for sequence in list(self._known):
             self.forget(sequence)
 
 
-def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    """Length of the common prefix. The texts agree almost to the end, so whole slices are compared first."""
+def common(one: Sequence[int], other: Sequence[int]) -> int:
+    """Length of the common prefix. The texts agree almost to the end, so slices are compared first."""
     size = min(len(one), len(other))
     if one[:size] == other[:size]:
         return size
-    for place in range(size):
-        if one[place] != other[place]:
-            return place
-    return size
+    place = 0
+    while one[place:place + 256] == other[place:place + 256]:
+        place += 256
+    while one[place] == other[place]:
+        place += 1
+    return place
+
+
+# ------------------------------------------------------------------------------------------- a model
+class ModelDrafter:
+    """A smaller model with the same vocabulary. It samples with the noise of the place, as the target will: where the two
+    agree on the distribution they agree on the token. All sequences advance together, one `extend` for each token.
+
+    ``known``: ids below it mean the same to both; a draft ends before any other."""
+
+    def __init__(self, decoder: Decoder, known: int | None = None) -> None:
+        self.places = Places(decoder)
+        self.known = known
+
+    def propose(self, batch: Sequence[DraftJob]) -> list[Draft]:
+        drafts = [Draft(source=MODEL) for _ in batch]
+        most = [job.most(MODEL) for job in batch]
+        feeds = [self._first(job, k) for job, k in zip(batch, most)]
+        while True:
+            active = [i for i, job in enumerate(batch) if feeds[i] and len(drafts[i]) < most[i]
+                      and self.places.reserve(job.sequence, len(feeds[i]))]
+            if not active:
+                return drafts
+            rows = self.places.extend([(batch[i].sequence, feeds[i]) for i in active])
+            for i, row in zip(active, rows):
+                token = _sample(batch[i], row, len(drafts[i]))
+                feeds[i] = [token] if self.known is None or token < self.known else []
+                drafts[i] += feeds[i]
+
+    def _first(self, job: DraftJob, most: int) -> list[int]:
+        """What to feed before the first token; nothing where nothing is to be drafted, or where the text holds an id that
+        the draft does not know."""
+        if not most or self.known is not None and max(job.tokens) >= self.known:
+            return []
+        return self.places.catch_up(job.sequence, job.tokens, job.read, most)
+
+    def forget(self, sequence: int) -> None:
+        self.places.forget(sequence)
+
+    def shed(self, decoder: Decoder) -> bool:
+        return self.places.shed(decoder)
+
+    def close(self) -> None:
+        self.places.close()
+
+
+def _sample(job: DraftJob, logits, ahead: int) -> int:
+    """Penalties are left to the target: they count a text that the draft may be wrong about."""
+    sampling = replace(job.sampling, repetition_penalty=1.0, frequency_penalty=0.0, presence_penalty=0.0, logit_bias=tuple(
+        (token, bias) for token, bias in job.sampling.logit_bias if token < len(logits)))
+    return sampler.choose(logits, sampling, job.seed, len(job.tokens) + ahead)
 
 
 # ------------------------------------------------------------------------------------------- both

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from backends.base import Cancel, DraftSpec, Drafter, Event, InvalidRequest, ModelNotLoaded, NotSupported, QueueFull, Request
 from backends.engine import intake, noise
-from backends.engine.drafters import FirstOf, LookupDrafter, ModelDrafter
+from backends.engine.drafters import FirstOf, ModelDrafter
 from backends.engine.lane import Lane
+from backends.engine.lookup import LookupDrafter
 from backends.engine.scheduler import Limits
 from backends.engine.sequence import Answer, Sequence
 
