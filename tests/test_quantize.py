@@ -389,28 +389,6 @@ def test_a_gguf_file_is_a_source_and_its_tokenizer_comes_along(tmp_path):
     assert relative(logits(folder, IDS[:6]), logits(path, IDS[:6])) < 0.05
 
 
-# what is special about them: weight + 1 in the norm; biases and ReLU; experts in one tensor, old tensor names
-FAMILIES = {
-    "gemma3_text": dict(head_dim=32), "opt": dict(ffn_dim=128, word_embed_proj_dim=64), "mixtral": dict(num_local_experts=4)}
-
-
-@pytest.mark.parametrize("method", ["gptq", "awq"])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_any_family_of_transformers_can_be_quantized(tmp_path, family, method):
-    from transformers import AutoConfig, AutoModelForCausalLM
-    torch.manual_seed(0)
-    shape = dict(vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
-                 num_key_value_heads=1,
-                 max_position_embeddings=128, bos_token_id=0, eos_token_id=1, pad_token_id=None)
-    config = AutoConfig.for_model(family, **shape | FAMILIES[family])
-    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "float")
-    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
-        shutil.copy(FIXTURES / "llama-fp16" / name, tmp_path / "float")
-    folder, manifest = make(tmp_path, tmp_path / "float", method=method, group=32, bits=4)
-    assert relative(logits(folder, IDS), logits(tmp_path / "float", IDS)) < 0.3
-    assert any("Experts" in note for note in manifest["notes"]) == (family == "mixtral")
-
-
 # ---------------------------------------------------------------------------------------------- the command
 def command(*arguments: str) -> subprocess.Popen:
     return subprocess.Popen([sys.executable, "app.py", "quantize", *arguments, "--samples", "4", "--sample-tokens", "48"],

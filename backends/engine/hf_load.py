@@ -27,7 +27,7 @@ class PackedLinear(nn.Module):
 
     def __init__(self, ops: Ops, matrix: Linear) -> None:
         super().__init__()
-        self.ops, self.matrix = ops, matrix
+        self.ops, self.matrix, self.weight = ops, matrix, _stand_in(ops, matrix)
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, x.shape[-1]).to(self.ops.dtype)
@@ -39,10 +39,18 @@ class PackedEmbedding(nn.Module):
 
     def __init__(self, ops: Ops, matrix: Linear) -> None:
         super().__init__()
-        self.ops, self.matrix = ops, matrix
+        self.ops, self.matrix, self.weight = ops, matrix, _stand_in(ops, matrix)
 
     def forward(self, ids: Tensor) -> Tensor:
         return self.ops.embed(self.matrix, ids.reshape(-1)).reshape(*ids.shape, -1)
+
+
+def _stand_in(ops: Ops, matrix: Linear) -> Tensor:
+    """What other code finds as a packed layer's ``weight``: type and shape without content, marked as already drawn. GPT-2's
+    attention, for one, initialises the weight of its projection itself. No parameter: it is neither stored nor counted."""
+    weight = torch.empty(matrix.rows, matrix.columns, dtype=ops.dtype, device="meta")
+    weight._is_hf_initialized = True
+    return weight
 
 
 def weights_bytes(model: nn.Module) -> int:
