@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from backends.errors import InvalidRequest
-from backends.kernels import AttentionSpec, Batch, KVLayer, QWeight, cpu_pack, cpu_replay, cpu_words, native_build
+from backends.kernels import AttentionSpec, Batch, KVLayer, QWeight, cpu_memory, cpu_pack, cpu_replay, cpu_words, native_build
 from backends.kernels import native_abi as abi
 from backends.kernels.cpu_pack import NativeLinear
 from backends.kernels.cpu_words import Rows
@@ -36,9 +36,12 @@ class CpuOps:
     def __init__(self, dtype: torch.dtype | None, context: abi.Context, threads: int) -> None:
         self.weight_dtype, self.threads = dtype, threads
         self.detail = f"{context.isa}, {threads} thread{'s' if threads > 1 else ''}"
+        if cpu_memory.allowed():
+            self.detail += ", huge pages"
         self.row_independent: int | None = None
         self.notes: list[str] = []
         self._context, self._call = context, context.call
+        self._arena = cpu_memory.Arena()
         self._quantized = False
         self._small: dict[tuple, Rows | Tensor] = {}
         self._large: dict[tuple, Rows | Tensor] = {}
@@ -55,11 +58,11 @@ class CpuOps:
         if isinstance(weight, QWeight):
             self._quantized = True
             self._note_width(weight.bits)
-            return cpu_pack.pack_quantized(self._context, weight, bias)
+            return cpu_pack.pack_quantized(self._context, self._arena, weight, bias)
         dtype = self.weight_dtype or (weight.dtype if weight.dtype in cpu_pack.TYPES else torch.float32)
         if dtype == torch.bfloat16:                            # the one type for which many rows go to the vendor's GEMM
             self.row_independent = FEW
-        return cpu_pack.pack_dense(weight, bias, dtype)
+        return cpu_pack.pack_dense(self._arena, weight, bias, dtype)
 
     pack_table = pack                                          # rows can be read from every layout here
 

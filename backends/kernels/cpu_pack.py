@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from backends.kernels import QWeight, native_abi as abi
+from backends.kernels.cpu_memory import Arena
 from backends.kernels.native_abi import BLOCK, LANES
 
 TYPES = {torch.float32: abi.F32, torch.float16: abi.F16, torch.bfloat16: abi.BF16}
@@ -34,27 +35,27 @@ class NativeLinear:
     keep: tuple[object, ...]    # what the descriptor points to
 
 
-def pack_dense(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> NativeLinear:
-    kept = weight.detach().to("cpu", dtype).contiguous()
+def pack_dense(arena: Arena, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> NativeLinear:
+    kept = arena.keep(weight.detach().to("cpu", dtype))
     n, k = kept.shape
     line = abi.words(kept.data_ptr(), 0, 0, abi.pointer(bias), 0, n, k, k, 0, TYPES[dtype], 0, 0, 0, 0, 0)
     return NativeLinear(n, k, _nbytes(kept, bias), abi.address(line), kept, bias, (line, kept, bias))
 
 
-def pack_quantized(context: abi.Context, weight: QWeight, bias: Tensor | None) -> NativeLinear:
+def pack_quantized(context: abi.Context, arena: Arena, weight: QWeight, bias: Tensor | None) -> NativeLinear:
     n, k = weight.shape
     plan = _columns(k, weight.group)
     width = 4 if weight.bits <= 4 else 8
     kind, shift, offset = _offset(weight, width)
     gather, columns = _gathers(plan, k, weight.perm)
     codes = weight.codes.detach().to("cpu", torch.uint8).contiguous()
-    packed = torch.empty(-(-n // LANES) * LANES * plan.padded * width // 8, dtype=torch.uint8)
+    packed = arena.take(-(-n // LANES) * LANES * plan.padded * width // 8)
     context.pack(codes.data_ptr(), n, k, plan.padded, abi.pointer(columns), width, shift, packed.data_ptr())
     wide = not (_fits_half(weight.scale) and (kind != abi.BIAS or _fits_half(offset)))
     number = torch.float32 if wide else torch.float16
-    scale = _side_by_side(weight.scale.to(number), plan.groups)
+    scale = arena.keep(_side_by_side(weight.scale.to(number), plan.groups))
     if offset is not None:
-        offset = _side_by_side(offset.to(torch.uint8 if kind == abi.ZERO else number), plan.groups)
+        offset = arena.keep(_side_by_side(offset.to(torch.uint8 if kind == abi.ZERO else number), plan.groups))
     line = abi.words(packed.data_ptr(), scale.data_ptr(), abi.pointer(offset), abi.pointer(bias), abi.pointer(gather),
                      n, k, plan.padded, width, 0, plan.segment, plan.blocks, plan.groups, int(wide), kind)
     return NativeLinear(n, k, _nbytes(packed, scale, offset, bias, gather), abi.address(line), None, bias,
@@ -120,10 +121,10 @@ def _fits_half(values: Tensor) -> bool:
 
 
 def _side_by_side(values: Tensor, groups: int) -> Tensor:
-    """[N, G] → [N/16, groups, 16], zeros beyond N and G."""
+    """[N, G] → [N/16, groups, 16], zeros beyond N and G; a view."""
     n, g = values.shape
     values = F.pad(values, (0, groups - g, 0, -n % LANES)) if groups > g or n % LANES else values
-    return values.reshape(-1, LANES, groups).transpose(1, 2).contiguous()
+    return values.reshape(-1, LANES, groups).transpose(1, 2)
 
 
 def _nbytes(*tensors: Tensor | None) -> int:
