@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # annotations only: this module never imports torch
 ROLES = ("system", "developer", "user", "assistant", "tool")
 FinishReason = Literal["stop", "length", "cancelled", "time_limit", "error"]
 MAX_STOPS, MAX_STOP_CHARS, MAX_BIASES, MAX_LOGPROBS, MAX_CHOICES, MAX_TOKENS = 64, 1024, 1024, 20, 128, 2**31 - 1
+MAX_SCHEMA_CHARS = 1 << 18
 
 
 # ---------------------------------------------------------------------------------------------- requests
@@ -152,6 +153,7 @@ class Request:
     time_limit: float | None = None    # seconds from submission; at the limit the partial text, finish "time_limit"
     template: tuple[tuple[str, Any], ...] = ()  # extra variables for the chat template (tools, enable_thinking …)
     continue_last: bool = False        # chat: continue the last assistant turn in place of opening a new one
+    schema: str | None = None          # a JSON schema, as JSON text: the answer is one JSON text of it, by masks before sampling
 
     def __post_init__(self) -> None:
         parts = () if isinstance(self.prompt, str) else self.prompt
@@ -159,6 +161,15 @@ class Request:
             raise InvalidRequest("The prompt must be text, messages or token ids.", field="prompt")
         if self.time_limit is not None:
             _check("time_limit", self.time_limit, 0.001, 86_400)
+        if self.schema is not None:
+            self._check_schema()
+
+    def _check_schema(self) -> None:
+        if len(self.schema) > MAX_SCHEMA_CHARS:
+            raise InvalidRequest(f"The schema is longer than {MAX_SCHEMA_CHARS} characters.", field="response_format")
+        for name in ("ignore_eos", "min_tokens"):
+            if getattr(self.sampling, name):
+                raise InvalidRequest(f"{name} does not go with a schema: the answer ends where its JSON text does.", field=name)
 
 
 # ---------------------------------------------------------------------------------------------- events
@@ -357,6 +368,15 @@ class ModelInfo:
     options: tuple[tuple[str, Any], ...] = ()
 
 
+@dataclass(frozen=True)
+class Embeddings:
+    """``vectors``: for each prompt the mean of the last hidden states (after the final norm) over its tokens, as they are, not
+    normalised; ``tokens``: how many each prompt had."""
+
+    vectors: tuple[tuple[float, ...], ...]
+    tokens: tuple[int, ...]
+
+
 @runtime_checkable
 class Model(Protocol):
     """What every load returns, local or remote, on both sides of the process border."""
@@ -371,6 +391,8 @@ class Model(Protocol):
     def tokenize(self, prompt: str | tuple[Message, ...], *, special: bool = True) -> tuple[int, ...]: ...
     def detokenize(self, ids: Sequence[int]) -> str: ...
     def close(self) -> None: ...
+    # with "embeddings" among info.capabilities also:
+    # def embed(self, prompts: Sequence[str | tuple[int, ...]], cancel: Cancel) -> Embeddings
 
 
 # ---------------------------------------------------------------------------------------------- token level

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from backends.answer import Reviving
-from backends.base import Cancel, Event, Message, Model, ModelInfo, Request
+from backends.base import Cancel, Embeddings, Event, Message, Model, ModelInfo, Request
 
 if TYPE_CHECKING:
     from backends.host import EngineHost, Loaded
@@ -36,10 +36,16 @@ class EngineModel(Model):
     def detokenize(self, ids: Sequence[int]) -> str:
         return self._ask("detokenize", tuple(ids))
 
+    def embed(self, prompts: Sequence[str | tuple[int, ...]], cancel: Cancel) -> Embeddings:
+        return self._ask("embed", tuple(prompts), cancel=cancel)
+
     def close(self) -> None:
         self._host.unload(self._loaded.name)
 
-    def _ask(self, verb: str, *arguments: Any) -> Any:
+    def _ask(self, verb: str, *arguments: Any, cancel: Cancel | None = None) -> Any:
         self._host.raise_unless_open(self._loaded)
-        link = self._host.bring(self._loaded, lambda _: None, Cancel())
-        return link.call(verb, self._loaded.name, *arguments).result()
+        link = self._host.bring(self._loaded, lambda _: None, cancel or Cancel())
+        call = link.call(verb, self._loaded.name, *arguments)
+        if cancel is not None:
+            cancel.on_set(call.cancel)
+        return call.result()

@@ -109,7 +109,7 @@ def _paged(built: archs.Arch, source: Watched, ops: Ops, vocab: Vocab, options: 
     decoder = PagedDecoder(built, PagedKV(built.layers, room.pages, kv_type, ops.device), vocab, room.context,
                            device=ops.device, prefixes=options.prefix_cache)
     independent = getattr(built, "row_independent", ops.row_independent)
-    capabilities = ("batch", "draft", "logprobs") + (("prefix",) if options.prefix_cache else ())
+    capabilities = ("batch", "draft", "embeddings", "logprobs") + (("prefix",) if options.prefix_cache else ())
     return _Made(decoder, ops, path, built.weights_bytes(), getattr(built, "parameters", source.parameters), trained,
                  kv_type, bytes_per_token(built.layers, kv_type), independent is None, capabilities, (*notes, *room.notes))
 

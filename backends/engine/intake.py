@@ -45,6 +45,12 @@ def check(sampling: Sampling, prompt: Sequence[int], vocab: Vocab, context: int)
     return context if sampling.max_tokens is None else len(prompt) + wanted
 
 
+def check_length(prompt: Sequence[int], context: int) -> None:
+    if len(prompt) > context:
+        raise ContextTooLong(f"A text of {len(prompt)} tokens does not fit into {context}.", field="input",
+                             prompt_tokens=len(prompt), context=context)
+
+
 def continues(request: Request) -> bool:
     """Whether the answer goes on from a text that stands before it, so that its leading space is part of it."""
     return request.continue_last or isinstance(request.prompt, str) and bool(request.prompt)

@@ -18,6 +18,8 @@ from torch import Tensor
 
 from backends.base import FinishReason, GainzError, Step, TokenLogprob
 from backends.engine import sampler
+from backends.engine.embed import EmbedQueue
+from backends.engine.grammar import Grammars
 from backends.engine.process import typed
 from backends.engine.scheduler import Limits, Scheduler
 from backends.engine.sequence import Answer, Sequence
@@ -52,6 +54,8 @@ class Lane:
         self.text: TextCodec = model.text
         self.scheduler = Scheduler(model.decoder, limits, model.info.streams, shed=shed)
         self.answers: list[Answer] = []
+        self.grammars = Grammars(model.text, model.decoder.vocab)
+        self.embeds = EmbedQueue(model.decoder)
         self.counters = Counters()
 
     def take(self, answer: Answer) -> None:
@@ -74,9 +78,11 @@ class Lane:
                 self.end(answer, "time_limit")
 
     def step(self) -> bool:
-        """Advance the running sequences by one forward pass. False: nothing to do."""
+        """Advance the running sequences by one forward pass, and a text to be embedded by a chunk. False: nothing to do."""
+        limits = self.scheduler.limits
+        embedded = self.embeds.step(limits.mixed if self.scheduler.running else limits.budget, not self.scheduler.running)
         if not self.scheduler.busy:
-            return False
+            return embedded
         work = self.scheduler.plan()
         failed, self.scheduler.failed = self.scheduler.failed, []
         for sequence, error in failed:
@@ -170,7 +176,7 @@ class Lane:
                 token = best[i]
             else:
                 token = sampler.choose(row, sequence.sampling, sequence.seed, len(sequence.tokens), sequence.history,
-                                       sequence.banned)
+                                       sequence.banned, sequence.constraint and sequence.constraint.allowed())
             drafted = i < len(draft) and draft[i] == token
             sequence.accept(token, drafted, self._logprob(row, token, sequence.sampling.logprobs))
             if sequence.finish is not None or not drafted:

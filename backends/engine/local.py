@@ -10,7 +10,7 @@ import queue
 import threading
 from collections.abc import Iterator, Sequence
 
-from backends.base import Cancel, Decoder, Event, Message, ModelInfo, Request
+from backends.base import Cancel, Decoder, Embeddings, Event, Message, ModelInfo, Request
 from backends.engine.loop import Engine
 from backends.engine.text import TextCodec
 
@@ -78,6 +78,10 @@ class LocalModel:
 
     def detokenize(self, ids: Sequence[int]) -> str:
         return self.text.decode(ids)
+
+    def embed(self, prompts: Sequence[str | tuple[int, ...]], cancel: Cancel) -> Embeddings:
+        """Mean-pooled last hidden states; waits. Raises NotSupported, InvalidRequest, QueueFull, Cancelled."""
+        return self._running_engine().embed(self, prompts, cancel).result()
 
     def close(self) -> None:
         """End the answers that still run, and give the decoder's memory back. Harmless when done twice."""

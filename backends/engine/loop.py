@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence as Listed
 from typing import TYPE_CHECKING, Any
 
 from backends.base import Cancel, DraftSpec, Drafter, Event, InvalidRequest, ModelNotLoaded, NotSupported, QueueFull, Request
 from backends.engine import intake, noise
+from backends.engine.embed import EmbedJob
 from backends.engine.drafters import FirstOf, ModelDrafter
 from backends.engine.lane import Lane
 from backends.engine.lookup import LookupDrafter
@@ -60,6 +61,7 @@ class Engine:
                 lane.fail(answer, ModelNotLoaded("The model was unloaded while it answered."))
             with self._post:
                 self._lanes = [one for one in self._lanes if one is not lane]
+                lane.embeds.close(ModelNotLoaded("The model was unloaded while it embedded."))
                 gone = [key for key in self._drafters if key[0] is lane or model.info.name in key[1].split("+")]
                 retired = [self._drafters.pop(key) for key in gone]
             for drafter in retired:
@@ -110,8 +112,28 @@ class Engine:
         for index in range(sampling.n):
             answer.sequences.append(Sequence(
                 answer, index, list(prompt), limit, noise.choice_seed(seed, index), ends,
-                lane.text.stream(intake.continues(request)), drafter, length, answer.sequences[0] if index else None))
+                lane.text.stream(intake.continues(request)), drafter, length, answer.sequences[0] if index else None,
+                None if request.schema is None else lane.grammars.constraint(request.schema)))
         return answer
+
+    def embed(self, model: LocalModel, prompts: Listed[str | tuple[int, ...]], cancel: Cancel) -> EmbedJob:
+        """Checks and tokenizes here, then queues; the job's `result` waits. Raises NotSupported, InvalidRequest, QueueFull."""
+        lane = self._lane(model)
+        if "embeddings" not in model.info.capabilities:
+            raise NotSupported("This model's hidden states cannot be read, so it cannot embed.", field="model")
+        ids = [intake.prompt_ids(Request(prompt), lane.text, lane.decoder.vocab) for prompt in prompts]
+        for one in ids:
+            intake.check_length(one, lane.decoder.context)
+        job = EmbedJob(ids, cancel)
+        with self._post:
+            if len(lane.embeds.jobs) >= self.limits.queue:
+                raise QueueFull(f"{len(lane.embeds.jobs)} texts are waiting already.", limit=self.limits.queue)
+            if lane not in self._lanes:
+                raise ModelNotLoaded("The model was unloaded before it embedded.")
+            lane.embeds.add(job)
+            self._post.notify_all()
+        cancel.on_set(self.wake)
+        return job
 
     # --------------------------------------------------------------------------------------- drafters
     def _drafter(self, lane: Lane, spec: DraftSpec | None) -> tuple[Drafter | None, int]:

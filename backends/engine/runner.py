@@ -108,13 +108,26 @@ class PagedDecoder:
             self._make_writable(step.slot, len(step.tokens))
         hidden = self.arch.forward(batch := self._batch(steps), self.kv.layers)
         logits = self.arch.logits(hidden[batch.wanted])[:, :self.vocab.size] if len(batch.wanted) else hidden[:0]
+        self._settle(steps, batch)
+        return list(logits.split([step.want for step in steps])) if len(batch.wanted) else [
+            torch.empty(0, self.vocab.size) for _ in steps]
+
+    @torch.inference_mode()
+    def states(self, slot: PagedSlot, tokens: Sequence[int]) -> Tensor:
+        """As `extend` of one step, but what comes back is the last hidden state of each token, as the head reads it:
+        float32 [tokens, hidden]."""
+        step = Step(slot, tokens, 0)
+        self._make_writable(slot, len(tokens))
+        found = self.arch.states(self.arch.forward(batch := self._batch([step]), self.kv.layers))
+        self._settle([step], batch)
+        return found
+
+    def _settle(self, steps: Sequence[Step], batch: Batch) -> None:
         for step in steps:
             step.slot.tokens.extend(step.tokens)
             self._publish(step.slot)
         self.steps += 1
         self.rows += len(batch.ids)
-        return list(logits.split([step.want for step in steps])) if len(batch.wanted) else [
-            torch.empty(0, self.vocab.size) for _ in steps]
 
     def _make_writable(self, slot: PagedSlot, n: int) -> None:
         if not self.reserve(slot, n):

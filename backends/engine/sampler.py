@@ -1,6 +1,6 @@
 """Logits to a token id. Pure: the same logits, history, seed and position give the same id, whatever else runs.
 
-Order: logit bias, penalties, bans, temperature, top-k, top-p on the mass that top-k left, min-p; then the survivor with the
+Order: logit bias, penalties, bans and the mask of a grammar, temperature, top-k, top-p on the mass that top-k left, min-p; then the survivor with the
 largest ``logit / temperature + Gumbel noise`` of its place (`noise.py`), which is a draw from their softmax. Rules:
 
 * temperature 0, top_k 1 and top_p 0 are the most probable token; of equals the lowest id.
@@ -80,13 +80,14 @@ def is_plain(sampling: Sampling, history: History | None, banned: Sequence[int])
 
 
 def choose(logits: np.ndarray, sampling: Sampling, seed: int, position: int, history: History | None = None,
-           banned: Sequence[int] = ()) -> int:
-    """The token at ``position``. ``logits``: float32 [vocabulary], left unchanged; ``banned`` ids cannot be chosen.
+           banned: Sequence[int] = (), allowed: np.ndarray | None = None) -> int:
+    """The token at ``position``. ``logits``: float32 [vocabulary], left unchanged; ``banned`` ids cannot be chosen, nor any
+    outside ``allowed`` (bool [vocabulary]).
 
     Raises StepFailed when the logits are no numbers, or when nothing may be chosen.
     """
-    if sampling.logit_bias or history is not None or len(banned):
-        logits = _adjusted(logits, sampling, history, banned)
+    if sampling.logit_bias or history is not None or len(banned) or allowed is not None:
+        logits = _adjusted(logits, sampling, history, banned, allowed)
     best = int(logits.argmax())
     top = float(logits[best])
     if not np.isfinite(top):
@@ -100,7 +101,8 @@ def choose(logits: np.ndarray, sampling: Sampling, seed: int, position: int, his
     return int(ids[_scores(values, top, sampling.temperature, noise.bits(place, ids)).argmax()])
 
 
-def _adjusted(logits: np.ndarray, sampling: Sampling, history: History | None, banned: Sequence[int]) -> np.ndarray:
+def _adjusted(logits: np.ndarray, sampling: Sampling, history: History | None, banned: Sequence[int],
+              allowed: np.ndarray | None) -> np.ndarray:
     logits = logits.copy()
     for token, bias in sampling.logit_bias:
         logits[token] += bias
@@ -108,6 +110,8 @@ def _adjusted(logits: np.ndarray, sampling: Sampling, history: History | None, b
         history.apply(logits)
     if len(banned):
         logits[list(banned)] = -np.inf
+    if allowed is not None:
+        logits[~allowed] = -np.inf
     return logits
 
 

@@ -120,7 +120,7 @@ class Scheduler:
                 self.failed += [(sequence, typed(error, "drafting for this answer")) for sequence, _ in group]
                 continue
             for (sequence, job), draft in zip(group, drafts, strict=True):
-                sequence.draft = list(draft[:job.k])
+                sequence.propose(list(draft[:job.k]))
 
     def _place(self, sequence: Sequence, left: int, work: list[tuple[Sequence, Step]]) -> int:
         """Give the sequence its part of the step and return how many tokens that is: 0 if it has to wait."""

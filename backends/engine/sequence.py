@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from backends.base import (Cancel, Drafter, Event, FinishReason, GainzError, Progress, Request, Sampling, Slot, Timing,
                            TokenLogprob, Usage)
 from backends.engine.detokenize import Detokenizer
+from backends.engine.grammar import Constraint
 from backends.engine.sampler import History, is_plain
 from backends.engine.stops import StopFinder
 
@@ -37,6 +38,7 @@ class Sequence:
     drafter: Drafter | None = None
     draft_length: int = 0
     leader: Sequence | None = None
+    constraint: Constraint | None = None
     slot: Slot | None = None
     draft: list[int] = field(default_factory=list)
     finish: FinishReason | None = None
@@ -51,7 +53,7 @@ class Sequence:
         self.history = History.of(sampling, self.tokens)
         self.stops = StopFinder(sampling.stop)
         self.banned = tuple(sorted(self.ends)) if sampling.min_tokens else ()
-        self.plain = is_plain(sampling, self.history, self.banned)
+        self.plain = self.constraint is None and is_plain(sampling, self.history, self.banned)
         # log-probabilities of the prompt's tokens as far as known; the first has none
         self.scores: list[TokenLogprob | None] = [None] if self.index == 0 and sampling.prompt_logprobs is not None else []
         self._text: list[str] = []
@@ -101,15 +103,28 @@ class Sequence:
             self.history.add(token)
         if self.banned and self.produced >= self.sampling.min_tokens:
             self.banned = ()
-            self.plain = is_plain(self.sampling, self.history, ())
+            self.plain = self.constraint is None and is_plain(self.sampling, self.history, ())
         if token in self.ends:
             self.end("stop", token)
             return
         self._text.append(self.stops.push(self.detokenizer.push(token), enough))
         if self.stops.matched is not None:
             self.finish, self.matched = "stop", self.stops.matched
+        elif self._completes(token):
+            self.end("stop")
         elif len(self.tokens) >= self.limit:
             self.end("length")
+
+    def _completes(self, token: int) -> bool:
+        """Tell the grammar; whether nothing may follow any more."""
+        if self.constraint is None:
+            return False
+        self.constraint.accept(token)
+        return self.constraint.complete
+
+    def propose(self, draft: list[int]) -> None:
+        """Take a draft, as far as the grammar can take it."""
+        self.draft = draft if self.constraint is None else draft[:self.constraint.possible(draft)]
 
     def end(self, finish: FinishReason, matched: str | int | None = None) -> None:
         """No further token: what was held back is certain now, unless a stop string begins in it. Where the answer did not end

@@ -6,7 +6,7 @@ Refuses to know what a model or a page is. It lives as long as its pipe: when th
 
 Commands (front → here):  (verb, id, *arguments)
     load name path backend options revision · check name path backend options · unload name · generate name request
-    tokenize name prompt special · detokenize name ids · stats · cancel · stop
+    tokenize name prompt special · detokenize name ids · embed name prompts · stats · cancel · stop
 Messages (here → front):  ("hello", pid) · ("beat", Beat) · ("progress", id, Progress) · ("done", id, value)
     ("fail", id, GainzError) · ("events", [(id, (Event, …)), …]) · ("crash", GainzError)
 """
@@ -168,6 +168,10 @@ class Worker:
     def do_detokenize(self, call: int, name: str, ids: tuple[int, ...]) -> None:
         self.desk.submit(self.attempt, call, "detokenizing", lambda: self.model(name).detokenize(ids))
 
+    def do_embed(self, call: int, name: str, prompts: tuple) -> None:
+        self.cancels[call] = Cancel()
+        self.apart(call, "embedding", lambda: self.embed(call, name, prompts))
+
     def do_load(self, call: int, *arguments: Any) -> None:
         self.cancels[call] = cancel = Cancel()
         self.apart(call, f"loading {arguments[0]}", lambda: self.load(call, cancel, *arguments))
@@ -201,6 +205,14 @@ class Worker:
             self.forget(call)
             raise
         self.wake.set()
+
+    def embed(self, call: int, name: str, prompts: tuple) -> Any:
+        try:
+            job = self.engine.embed(self.model(name), prompts, self.cancels[call])
+            self.wake.set()
+            return job.result()
+        finally:
+            self.cancels.pop(call, None)
 
     def forget(self, call: int) -> None:
         self.cancels.pop(call, None)

@@ -35,6 +35,9 @@ class Arch(Protocol):
     def logits(self, rows: Tensor) -> Tensor:
         """float32 [W, V] of rows [W, H] of `forward`: final norm and head."""
 
+    def states(self, rows: Tensor) -> Tensor:
+        """float32 [W, H] of rows [W, H] of `forward`: what the head reads, after the final norm."""
+
     def weights_bytes(self) -> int: ...
 
 

@@ -74,6 +74,12 @@ class FusedDecoder:
     def logits(self, rows: Tensor) -> Tensor:
         return self.ops.logits(self.ops.norm(rows, self._norm, self.plan.eps), self._head, self.plan.logit_softcap)
 
+    def states(self, rows: Tensor) -> Tensor:
+        """In float32, not through the ops: those hand a norm's rows on in the type that products want."""
+        rows = rows.float()
+        scale = torch.rsqrt(rows.square().mean(-1, keepdim=True) + self.plan.eps)
+        return rows * scale * self._norm.float()
+
     def weights_bytes(self) -> int:
         linears = [w for b in self._blocks for w in (*b.qkv, b.out, *b.gate_up, b.down)] + [self._table]
         return sum(w.nbytes for w in linears) + (0 if self.plan.tied else self._head.nbytes)

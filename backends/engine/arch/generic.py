@@ -220,6 +220,9 @@ class GenericArch:
         ids = torch.zeros(1, rows.shape[0], dtype=torch.long, device=rows.device)
         return self._head(input_ids=ids, use_cache=False).logits[0].to(torch.float32)
 
+    def states(self, rows: Tensor) -> Tensor:
+        return rows.to(torch.float32)
+
     def weights_bytes(self) -> int:
         return hf_load.weights_bytes(self.module)
 
