@@ -24,7 +24,7 @@ def library(isa: str):
     return native_build.library(isa)
 
 
-@pytest.fixture(scope="session", params=["avx512", "avxvnni", "avx2", "neon", "portable"])
+@pytest.fixture(scope="session", params=["avx512bf16", "avx512", "avxvnni", "avx2", "neon", "portable"])
 def context(request):
     return native_abi.Context(library(request.param), 2)
 
@@ -117,20 +117,61 @@ def test_extreme_scales_and_zeros(ops, rng):
         assert error(ops.matmul(ops.act(x), ops.pack(w)), in_eight_bits(x) @ w.dequantize().double().T) < 1e-5
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+FLOATS = [torch.float32, torch.float16, torch.bfloat16]
+
+
+def as_met(context, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """What a float matrix of ``dtype`` meets: the rows themselves, or rounded where the processor multiplies bfloat16."""
+    return x.to(dtype).double() if dtype == torch.bfloat16 and context.isa == "avx512-bf16" else x.double()
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
 def test_float_product(context, rng, dtype):
     ops = cpu.CpuOps(dtype, context, 2)
-    for n, k in ((48, 256), (50, 203), (33, 100), (5, 15)):
+    for n, k in ((48, 256), (50, 203), (33, 100), (5, 15), (200, 1500), (1, 1), (17, 2049)):
         w, bias = torch.randn(n, k, generator=rng).to(dtype), torch.randn(n, generator=rng)
-        x, packed = torch.randn(16, k, generator=rng), None
-        packed = ops.pack(w, bias)
+        packed = ops.pack(w, bias if n != 17 else None)
+        for rows in (16, 109):                                 # 109: a band of its own, and tiles of every height
+            x = torch.randn(rows, k, generator=rng)
+            exact = as_met(context, x, dtype) @ w.double().T + (bias.double() if n != 17 else 0)
+            ops.matmul(ops.act(x), packed).fill_(torch.nan)    # the workspace that comes next
+            assert error(ops.matmul(ops.act(x), packed), exact) < 1e-6
+            stream = torch.ones(rows, n)
+            ops.matmul_add(ops.act(x), packed, stream)
+            assert error(stream, exact + 1) < 1e-6
+        assert torch.equal(ops.embed(packed, torch.tensor([0, n - 1]), 2.0), w[[0, n - 1]].float() * 2)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_a_float_row_does_not_see_its_neighbours(context, rng, dtype):
+    ops = cpu.CpuOps(dtype, context, 2)
+    for n, k in ((83, 576), (300, 1100)):
+        packed = ops.pack(torch.randn(n, k, generator=rng), torch.randn(n, generator=rng))
+        x = torch.randn(230, k, generator=rng)
         whole = ops.matmul(ops.act(x), packed).clone()
-        assert error(whole, x.double() @ w.double().T + bias.double()) < 1e-6
-        for count in (1, 2, 3, 7):
-            assert torch.equal(ops.matmul(ops.act(x[4:4 + count].clone()), packed), whole[4:4 + count])
-        many = torch.randn(40, k, generator=rng)
-        assert error(ops.matmul(ops.act(many), packed), many.double() @ w.double().T + bias.double()) < 8e-3
-        assert torch.equal(ops.embed(packed, torch.tensor([1, n - 1]), 2.0), w[[1, n - 1]].float() * 2)
+        for count in (*range(1, 19), 40, 97, 129):
+            start = int(torch.randint(0, 230 - count, (1,), generator=rng))
+            assert torch.equal(ops.matmul(ops.act(x[start:start + count].clone()), packed),
+                               whole[start:start + count]), count
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_threads_do_not_change_float_bits(context, rng, dtype):
+    w, x = torch.randn(500, 300, generator=rng), torch.randn(120, 300, generator=rng)
+    found = []
+    for threads in (1, 3):
+        ops = cpu.CpuOps(dtype, native_abi.Context(context.path, threads), threads)
+        found.append(ops.matmul(ops.act(x), ops.pack(w)).clone())
+    assert torch.equal(*found)
+
+
+def test_nan_and_infinity_pass_a_float_product(context, rng):
+    for dtype in FLOATS:
+        ops, x = cpu.CpuOps(dtype, context, 2), torch.randn(20, 64, generator=rng)
+        x[1, 3], x[7, 9] = torch.nan, torch.inf
+        found = ops.matmul(ops.act(x), ops.pack(torch.randn(20, 64, generator=rng)))
+        assert found[1].isnan().all() and not found[7].isfinite().any()
+        assert found[[i for i in range(20) if i not in (1, 7)]].isfinite().all()
 
 
 def test_a_row_does_not_see_its_neighbours(ops, rng):
@@ -233,7 +274,7 @@ def test_attention(ops, rng, dtype, shape):
         given = batch([done[s] for s in live], counts, tables[live], rotated // 2)
         x = torch.cat([rows[s][done[s]:done[s] + c] for s, c in zip(live, counts)])
         y = ops.attend(x, spec, ours, given).floats.clone()
-        assert error(y, specification.attend(x, spec, theirs, given)) < (2e-3 if dtype == torch.uint8 else 2e-4)
+        assert error(y, specification.attend(x, spec, theirs, given)) < {torch.uint8: 2e-3, torch.bfloat16: 1e-3}.get(dtype, 2e-4)
         for s, part in zip(live, y.split(counts)):
             found[s].append(part)
             done[s] += len(part)

@@ -1,7 +1,8 @@
 """The native CPU target: `Ops` over the kernels in `native/`, which are built on first use (`native_build`).
 
 The residual stream is float32 whatever the weights are. A matrix with quantized weights meets activations in 8 bits, a
-scale for each 32 of them; a float matrix meets float32 rows, and above `FEW` rows the vendor's GEMM in the weights' type.
+scale for each 32 of them; a float matrix meets float32 rows, or rows rounded to bfloat16 where it is bfloat16 itself and
+the processor multiplies that. One arithmetic at every number of rows.
 Not for two callers at once: results live in workspace that the next call of the same op and shape reuses.
 """
 
@@ -12,7 +13,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from backends.errors import InvalidRequest
@@ -21,7 +21,7 @@ from backends.kernels import native_abi as abi
 from backends.kernels.cpu_pack import NativeLinear
 from backends.kernels.cpu_words import Rows
 
-FEW = 16                        # rows up to which a float matrix has our own kernel
+FEW = 16                        # rows up to which passes are replayed and workspaces kept
 DTYPES = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -60,9 +60,7 @@ class CpuOps:
             self._note_width(weight.bits)
             return cpu_pack.pack_quantized(self._context, self._arena, weight, bias)
         dtype = self.weight_dtype or (weight.dtype if weight.dtype in cpu_pack.TYPES else torch.float32)
-        if dtype == torch.bfloat16:                            # the one type for which many rows go to the vendor's GEMM
-            self.row_independent = FEW
-        return cpu_pack.pack_dense(self._arena, weight, bias, dtype)
+        return cpu_pack.pack_dense(self._context, self._arena, weight, bias, dtype)
 
     pack_table = pack                                          # rows can be read from every layout here
 
@@ -81,8 +79,6 @@ class CpuOps:
 
     def matmul(self, a: Rows, w: NativeLinear) -> Tensor:
         rows = a.floats.shape[0]
-        if self._vendor(rows, w):
-            return self._gemm(a, w)
         out = self._matrix("matmul", rows, w.rows)
         self._call(abi.MATMUL, self._ready(a, w), w.address, rows, out.data_ptr(), 0)
         return out
@@ -90,16 +86,10 @@ class CpuOps:
     def matmul_add(self, a: Rows, w: NativeLinear, x: Tensor) -> None:
         rows = a.floats.shape[0]
         _check_stream(x, rows, w.rows)
-        if self._vendor(rows, w):
-            x += self._gemm(a, w)
-        else:
-            self._call(abi.MATMUL, self._ready(a, w), w.address, rows, x.data_ptr(), 1)
+        self._call(abi.MATMUL, self._ready(a, w), w.address, rows, x.data_ptr(), 1)
 
     def logits(self, a: Rows, w: NativeLinear, softcap: float | None = None) -> Tensor:
         rows = a.floats.shape[0]
-        if self._vendor(rows, w):
-            scores = self._gemm(a, w)
-            return scores if softcap is None else softcap * torch.tanh(scores / softcap)
         out = torch.empty(rows, w.rows, dtype=torch.float32)   # fresh: callers keep logits
         self._call(abi.LOGITS, self._ready(a, w), w.address, rows, out.data_ptr(), self._real(softcap or 0.0))
         return out
@@ -107,18 +97,9 @@ class CpuOps:
     def _ready(self, a: Rows, w: NativeLinear) -> int:
         if a.floats.shape[1] != w.columns:
             raise ValueError(f"rows of {a.floats.shape[1]} do not fit a matrix of {w.columns} columns")
-        if w.dense is None and not a.quantized:                # made before the first quantized matrix was packed
+        if w.quantized and not a.quantized:                # made before the first quantized matrix was packed
             a = self.act(a.floats)
         return a.address
-
-    @staticmethod
-    def _vendor(rows: int, w: NativeLinear) -> bool:
-        return rows > FEW and w.dense is not None and w.dense.dtype == torch.bfloat16
-
-    @staticmethod
-    def _gemm(a: Rows, w: NativeLinear) -> Tensor:
-        out = F.linear(a.floats.to(w.dense.dtype), w.dense).to(torch.float32)
-        return out if w.bias is None else out.add_(w.bias)
 
     # ------------------------------------------------------------------------------------------ rows
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Rows:

@@ -24,22 +24,24 @@ NORMAL_HALF = 6.2e-5            # below it float16 loses bits
 
 @dataclass(eq=False)
 class NativeLinear:
-    """A packed matrix. ``dense``: the float matrix [N, K] itself; None where it is quantized."""
+    """A packed matrix."""
 
     rows: int
     columns: int
     nbytes: int
     address: int                # of the descriptor
-    dense: Tensor | None
-    bias: Tensor | None
+    quantized: bool
     keep: tuple[object, ...]    # what the descriptor points to
 
 
-def pack_dense(arena: Arena, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> NativeLinear:
-    kept = arena.keep(weight.detach().to("cpu", dtype))
-    n, k = kept.shape
-    line = abi.words(kept.data_ptr(), 0, 0, abi.pointer(bias), 0, n, k, k, 0, TYPES[dtype], 0, 0, 0, 0, 0)
-    return NativeLinear(n, k, _nbytes(kept, bias), abi.address(line), kept, bias, (line, kept, bias))
+def pack_dense(context: abi.Context, arena: Arena, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> NativeLinear:
+    rows = weight.detach().to("cpu", dtype).contiguous()
+    n, k = rows.shape
+    padded = -(-k // 2) * 2 if dtype == torch.bfloat16 else k
+    packed = arena.take(-(-n // LANES) * LANES * padded * rows.element_size())
+    context.pack_floats(rows.data_ptr(), n, k, TYPES[dtype], packed.data_ptr())
+    line = abi.words(packed.data_ptr(), 0, 0, abi.pointer(bias), 0, n, k, padded, 0, TYPES[dtype], 0, 0, 0, 0, 0)
+    return NativeLinear(n, k, _nbytes(packed, bias), abi.address(line), False, (line, packed, bias))
 
 
 def pack_quantized(context: abi.Context, arena: Arena, weight: QWeight, bias: Tensor | None) -> NativeLinear:
@@ -58,7 +60,7 @@ def pack_quantized(context: abi.Context, arena: Arena, weight: QWeight, bias: Te
         offset = arena.keep(_side_by_side(offset.to(torch.uint8 if kind == abi.ZERO else number), plan.groups))
     line = abi.words(packed.data_ptr(), scale.data_ptr(), abi.pointer(offset), abi.pointer(bias), abi.pointer(gather),
                      n, k, plan.padded, width, 0, plan.segment, plan.blocks, plan.groups, int(wide), kind)
-    return NativeLinear(n, k, _nbytes(packed, scale, offset, bias, gather), abi.address(line), None, bias,
+    return NativeLinear(n, k, _nbytes(packed, scale, offset, bias, gather), abi.address(line), True,
                         (line, packed, scale, offset, bias, gather))
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from backends.errors import MissingRequirement
 
-ABI = 1
+ABI = 2
 F32, F16, BF16, U8 = range(4)
 CENTER, ZERO, BIAS = range(3)
 GLU = {"silu": 0, "gelu_tanh": 1, "gelu": 2}
@@ -59,6 +59,8 @@ def open_library(path: Path) -> ctypes.CDLL:
     lib.gainz_run.restype, lib.gainz_run.argtypes = ctypes.c_int, (pointer_type, pointer_type, word)
     lib.gainz_pack.restype = None
     lib.gainz_pack.argtypes = (pointer_type, pointer_type, word, word, word, pointer_type, word, word, pointer_type)
+    lib.gainz_pack_floats.restype = None
+    lib.gainz_pack_floats.argtypes = (pointer_type, pointer_type, word, word, word, pointer_type)
     if lib.gainz_abi() != ABI:
         raise MissingRequirement("The native kernels are of another version.", file=str(path), found=lib.gainz_abi(),
                                  wanted=ABI)
@@ -98,6 +100,9 @@ class Context:
 
     def pack(self, codes: int, rows: int, columns: int, padded: int, gather: int, width: int, shift: int, out: int) -> None:
         self._lib.gainz_pack(self._handle, codes, rows, columns, padded, gather, width, shift, out)
+
+    def pack_floats(self, values: int, rows: int, columns: int, kind: int, out: int) -> None:
+        self._lib.gainz_pack_floats(self._handle, values, rows, columns, kind, out)
 
     def close(self) -> None:
         if self._handle:

@@ -34,9 +34,11 @@ class Isa:
 
 
 AVX2 = ("-mavx2", "-mfma", "-mf16c")
+AVX512 = Isa((*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni"),
+             frozenset({"avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"}))
 ISAS = {                                                       # best first
-    "avx512": Isa((*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni"),
-                  frozenset({"avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"})),
+    "avx512bf16": Isa((*AVX512.flags, "-mavx512bf16"), AVX512.needs | {"avx512_bf16"}),
+    "avx512": AVX512,
     "avxvnni": Isa((*AVX2, "-mavxvnni"), frozenset({"avx2", "fma", "f16c", "avx_vnni"})),
     "avx2": Isa(AVX2, frozenset({"avx2", "fma", "f16c"})),
     "neon": Isa(("-march=armv8.2-a+dotprod+fp16",), frozenset({"asimd", "asimddp"})),
@@ -164,7 +166,7 @@ def build(tools: Toolchain, isa: str, flags: tuple[str, ...], path: Path) -> Non
     try:
         define = f"-DGAINZ_{isa.upper()}"
         jobs = [("api.cpp", ("-O2", define)), ("pool.cpp", ("-O2",)),
-                (f"isa_{isa}.cpp", ("-O3" if isa == "avx512" else "-O2", *flags))]
+                (f"isa_{isa}.cpp", ("-O3" if isa.startswith("avx512") else "-O2", *flags))]
         extra = tuple(flag for flag in flags if flag.startswith("-D"))
         with ThreadPoolExecutor(max_workers=len(jobs)) as pool:
             objects = list(pool.map(lambda job: _compile(tools, work, job[0], (*job[1], *extra)), jobs))

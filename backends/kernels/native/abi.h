@@ -8,7 +8,7 @@ namespace gainz {
 
 static_assert(sizeof(void*) == 8, "descriptors hold pointers in 64-bit words");
 
-constexpr int64_t ABI = 1;         // raised whenever a descriptor or an instruction changes
+constexpr int64_t ABI = 2;         // raised whenever a descriptor or an instruction changes
 constexpr int LANES = 16;          // weight rows side by side in a packed block
 constexpr int BLOCK = 32;          // activations that share one scale
 constexpr int PAGE_CHUNK = 128;    // context tokens of one partial softmax; aligned to the sequence's start
@@ -20,12 +20,12 @@ enum Op : int64_t { EMBED, NORM, ACT, MATMUL, NORM_ADD, GLU, ATTEND, LOGITS, OPS
 
 // Quantized: codes [n/16][k/32][16 * 32 * bits / 8] where a 64-byte line holds, for 16 rows, 4 codes of 8 bits, or 8 of 4
 // bits:
-// k … k+3 in the low nibbles, k+4 … k+7 in the high ones. scale, offset: [n/16][groups][16]. Dense: codes is [n, k] of
-// `type`.
+// k … k+3 in the low nibbles, k+4 … k+7 in the high ones. scale, offset: [n/16][groups][16]. Dense: codes is [n/16][k][16]
+// of `type`; bfloat16 in pairs of columns, [n/16][k/2][16][2].
 struct Linear {
     const uint8_t* codes; const void* scale; const void* offset; const float* bias;
     const int32_t* gather;          // [padded] input feature of each packed column, -1 = nothing; null = in order
-    int64_t n, k, padded;           // rows, input features, packed columns (a multiple of 32)
+    int64_t n, k, padded;           // rows, input features, packed columns (a multiple of 32; dense: of 2 for BF16)
     int64_t bits;                   // 4 or 8; 0 = dense
     int64_t type;                   // dense: F32, F16, BF16
     int64_t segment;                // 16: scales change every 16 columns; 32: every `blocks` blocks

@@ -13,6 +13,7 @@
 #include "pool.h"
 
 namespace gainz_avx512 { extern const gainz::Kernels table; }
+namespace gainz_avx512bf16 { extern const gainz::Kernels table; }
 namespace gainz_avx2 { extern const gainz::Kernels table; }
 namespace gainz_avxvnni { extern const gainz::Kernels table; }
 namespace gainz_neon { extern const gainz::Kernels table; }
@@ -24,6 +25,10 @@ namespace gainz {
 static inline bool f16c() {
     unsigned a, b, c, d;
     return __get_cpuid(1, &a, &b, &c, &d) && (c >> 29 & 1);
+}
+static inline bool avx512_bf16() {
+    unsigned a, b, c, d;
+    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 5 & 1);
 }
 static inline bool avx_vnni() {
     unsigned a, b, c, d;
@@ -54,13 +59,15 @@ char* Scratch::need(size_t bytes) {
 
 // A library holds one instruction set; whether this processor has it is asked here, whatever the builder thought.
 static const Kernels* kernels() {
-#if defined(GAINZ_AVX512) || defined(GAINZ_AVXVNNI) || defined(GAINZ_AVX2)
+#if defined(GAINZ_AVX512) || defined(GAINZ_AVX512BF16) || defined(GAINZ_AVXVNNI) || defined(GAINZ_AVX2)
     const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && f16c();
     const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512dq")
                      && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
     (void)avx512;
-#if defined(GAINZ_AVX512)
+#if defined(GAINZ_AVX512BF16)
+    return avx2 && avx512 && avx512_bf16() ? &gainz_avx512bf16::table : nullptr;
+#elif defined(GAINZ_AVX512)
     return avx2 && avx512 ? &gainz_avx512::table : nullptr;
 #elif defined(GAINZ_AVXVNNI) && defined(GAINZ_EVEX)
     return avx2 && avx512 ? &gainz_avxvnni::table : nullptr;
@@ -94,6 +101,23 @@ static void pack_block(const uint8_t* codes, int64_t n, int64_t k, int64_t padde
             for (int i = 0; i < 4; i++) to[i] = bits == 4 ? static_cast<uint8_t>(v[i] | v[i + 4] << 4) : v[i];
         }
     }
+}
+
+// rows of T [n, k] → blocks of 16 side by side, [k][16], or [k/2][16][2]; rows beyond n and an odd column's partner are zeros
+template <class T, int PAIR>
+static void pack_floats(const char* rows, int64_t n, int64_t k, int64_t nb, T* out) {
+    constexpr int64_t STEP = 64;                    // columns at a time: the lines written stay in the L1 cache
+    const int64_t padded = ceil_div(k, PAIR) * PAIR;
+    if (n - nb * LANES < LANES || padded != k) std::memset(out, 0, static_cast<size_t>(padded * LANES) * sizeof(T));
+    for (int64_t from = 0; from < k; from += STEP)
+        for (int64_t lane = 0; lane < LANES && nb * LANES + lane < n; lane++) {
+            const char* row = rows + (nb * LANES + lane) * k * static_cast<int64_t>(sizeof(T));
+            const int64_t end = least(k, from + STEP);
+            int64_t j = from;
+            for (; j + PAIR <= end; j += PAIR)
+                std::memcpy(out + (j * LANES + lane * PAIR), row + j * static_cast<int64_t>(sizeof(T)), sizeof(T) * PAIR);
+            if (j < end) std::memcpy(out + (j * LANES + lane * PAIR), row + j * static_cast<int64_t>(sizeof(T)), sizeof(T));
+        }
 }
 
 }  // namespace gainz
@@ -144,6 +168,16 @@ API void gainz_pack(Context* c, const uint8_t* codes, int64_t n, int64_t k, int6
                     int64_t shift, uint8_t* out) {
     auto job = [&](int64_t nb, int) {
         pack_block(codes, n, k, padded, gather, bits, static_cast<int>(shift), nb, out + nb * padded * LANES * bits / 8);
+    };
+    parallel(*c->pool, ceil_div(n, LANES), job);
+}
+
+// rows: [n, k] of `type`, at any address
+API void gainz_pack_floats(Context* c, const char* rows, int64_t n, int64_t k, int64_t type, char* out) {
+    auto job = [&](int64_t nb, int) {
+        if (type == F32) pack_floats<uint32_t, 1>(rows, n, k, nb, (uint32_t*)out + nb * k * LANES);
+        else if (type == F16) pack_floats<uint16_t, 1>(rows, n, k, nb, (uint16_t*)out + nb * k * LANES);
+        else pack_floats<uint16_t, 2>(rows, n, k, nb, (uint16_t*)out + nb * ceil_div(k, 2) * 2 * LANES);
     };
     parallel(*c->pool, ceil_div(n, LANES), job);
 }

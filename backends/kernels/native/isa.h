@@ -5,6 +5,8 @@
 
 #include "rows.h"
 #include "matmul.h"
+#include "dense.h"
+#include "linear.h"
 #include "attention.h"
 #include "attend.h"
 

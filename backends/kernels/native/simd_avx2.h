@@ -63,6 +63,14 @@ static inline void store_n(half* p, vf v, int n) {
     _mm_storeu_si128((__m128i*)copy, _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
     __builtin_memcpy(p, copy, static_cast<size_t>(n) * 2);
 }
+// words that hold two bfloat16 each → the first and the second of every one
+static inline vf lower(const uint32_t* p) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256((const __m256i*)p), 16));
+}
+static inline vf upper(const uint32_t* p) {
+    return _mm256_castsi256_ps(_mm256_and_si256(_mm256_loadu_si256((const __m256i*)p),
+                                                _mm256_set1_epi32(static_cast<int>(0xffff0000u))));
+}
 static inline vf weight_scale(const void* scale, int64_t wide, int64_t index) {
     return wide ? load((const float*)scale + index) : load((const half*)scale + index);
 }

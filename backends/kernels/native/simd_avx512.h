@@ -44,6 +44,26 @@ static inline vf load_n(const bfloat* p, int n) { return widen(_mm256_maskz_load
 static inline void store_n(half* p, vf v, int n) {
     _mm256_mask_storeu_epi16(p, head(n), _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
+// words that hold two bfloat16 each → the first and the second of every one
+static inline vf lower(const uint32_t* p) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(p), 16)); }
+static inline vf upper(const uint32_t* p) {
+    return _mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p), _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
+}
+
+#if defined(GAINZ_PAIRED_DOT)
+// Two products of bfloat16 added to a float, the second of a pair first; denormals count as zeros there.
+typedef __m512bh pair;
+static inline pair load_pair(const void* p) { return (__m512bh)_mm512_loadu_si512(p); }
+static inline pair set1_pair(int32_t x) { return (__m512bh)_mm512_set1_epi32(x); }
+static inline vf dot_pair(pair a, pair b, vf c) { return _mm512_dpbf16_ps(c, a, b); }
+static inline void round_pairs(const float* x, int64_t k, int32_t* out) {
+    for (int64_t i = 0; i < k; i += 32) {
+        const int n = static_cast<int>(least(32, k - i));
+        const vf a = load_n(x + i, n < 16 ? n : 16), b = n > 16 ? load_n(x + i + 16, n - 16) : zero();
+        _mm512_mask_storeu_epi32(out + i / 2, head((n + 1) / 2), (__m512i)_mm512_cvtne2ps_pbh(b, a));
+    }
+}
+#endif
 
 static inline vf weight_scale(const void* scale, int64_t wide, int64_t index) {
     return wide ? load((const float*)scale + index * LANES) : load((const half*)scale + index * LANES);

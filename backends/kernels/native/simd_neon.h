@@ -54,6 +54,11 @@ static inline void store_n(half* p, vf v, int n) {
     vst1_u16(copy, vreinterpret_u16_f16(vcvt_f16_f32(v)));
     __builtin_memcpy(p, copy, static_cast<size_t>(n) * 2);
 }
+// words that hold two bfloat16 each → the first and the second of every one
+static inline vf lower(const uint32_t* p) { return vreinterpretq_f32_u32(vshlq_n_u32(vld1q_u32(p), 16)); }
+static inline vf upper(const uint32_t* p) {
+    return vreinterpretq_f32_u32(vandq_u32(vld1q_u32(p), vdupq_n_u32(0xffff0000u)));
+}
 static inline vf weight_scale(const void* scale, int64_t wide, int64_t index) {
     return wide ? load((const float*)scale + index) : load((const half*)scale + index);
 }

@@ -58,6 +58,11 @@ template <class T> static inline vf load(const T* p) { vf r; GAINZ_LANES r.v[i] 
 template <class T> static inline vf load_n(const T* p, int n) { vf r; GAINZ_LANES r.v[i] = i < n ? number(p[i]) : 0.f;
                                                                return r; }
 
+// words that hold two bfloat16 each → the first and the second of every one
+static inline vf lower(const uint32_t* p) { vf r; GAINZ_LANES r.v[i] = number(bfloat{static_cast<uint16_t>(p[i])}); return r; }
+static inline vf upper(const uint32_t* p) { vf r; GAINZ_LANES r.v[i] = number(bfloat{static_cast<uint16_t>(p[i] >> 16)});
+                                            return r; }
+
 static inline uint16_t to_half(float f) {      // to nearest, ties to even
     uint32_t u;
     __builtin_memcpy(&u, &f, 4);
