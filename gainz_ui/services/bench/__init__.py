@@ -1,0 +1,1 @@
+"""The benchmark: one configuration against another, pair by pair."""
