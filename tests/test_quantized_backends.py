@@ -1,4 +1,4 @@
-"""GPTQ, AWQ and compressed-tensors from a folder to logits: checkpoints of three tools, and tiny ones with every oddity."""
+"""GPTQ, AWQ and compressed-tensors from a folder to logits: tiny checkpoints with every oddity."""
 
 from __future__ import annotations
 
@@ -11,68 +11,19 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from backends.base import ModelDir, Step
+from backends.base import ModelDir
 from backends.errors import BrokenFile, ConfigConflict, UnknownFormat, UnsafeFile
 from backends.registry import Registry, load_model
 from tests.quant_maker import gptq_layer, dense, packed_rows, random_layer, tiny_llama, write
 from tests.test_awq_weights import gemm, wanted
+from tests.test_other_tools import REF, apart, rows
 
 FIXTURES = Path(__file__).parent / "fixtures"
-QUANTIZED = sorted(path.name for path in FIXTURES.iterdir() if (path / "expected.safetensors").is_file())
-REF = dict(kernels="ref", dtype="float32", context=256)
-
-
-def rows(model, ids: list[int]) -> torch.Tensor:
-    slot = model.decoder.open(ids, reuse=False)
-    assert model.decoder.reserve(slot, len(ids))
-    found = model.decoder.extend([Step(slot, ids, len(ids))])[0].clone()
-    model.decoder.release(slot)
-    return found
-
-
-def apart(found: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((found - expected).norm() / expected.norm())
 
 
 def loaded(path: Path, **options):
     model = load_model(path, **REF | options)
     return model
-
-
-# ---------------------------------------------------------------------------------------------- what other tools wrote
-def test_all_fixtures_are_there():
-    assert len(QUANTIZED) == 13
-
-
-@pytest.mark.parametrize("name", QUANTIZED)
-def test_checkpoints_of_other_tools_give_the_logits_those_tools_gave(name):
-    expected = load_file(FIXTURES / name / "expected.safetensors")
-    model = loaded(FIXTURES / name)
-    # GPTQModel computed its own in lower precision
-    assert apart(rows(model, expected["ids"][0].tolist()), expected["logits"][0]) <= (5e-3 if "gptqmodel" in name else 1e-3)
-    assert model.info.path == "fused" and model.info.backend == ("awq" if "awq" in name else "gptq")
-    model.close()
-
-
-@pytest.mark.parametrize("name,format,bits", [("llama-autogptq-4bit-g64-actorder", "GPTQ 4-bit g64 act-order", 4),
-                                              ("llama-autogptq-8bit-g64", "GPTQ 8-bit g64", 8),
-                                              ("llama-autoawq-gemv-g128", "AWQ 4-bit g128 gemv", 4),
-                                              ("llama-gptqmodel-awq-g64", "AWQ 4-bit g64 gemm", 4)])
-def test_claims_say_what_it_is(name, format, bits):
-    _, claim = Registry.scan().claim(ModelDir.of(FIXTURES / name))
-    assert (claim.format, claim.bits) == (format, bits)
-
-
-@pytest.mark.parametrize("dtype", ["auto", "float16", "bfloat16", "float32"])
-@pytest.mark.parametrize("name", ["llama-fp16", "llama-autogptq-4bit-g64-actorder", "llama-autoawq-gemm-g64"])
-def test_any_compute_type(name, dtype):
-    """CK-21: float16 scales meet activations of any type."""
-    model = load_model(FIXTURES / name, kernels="ref", dtype=dtype, context=64)
-    found = rows(model, [5, 9, 80, 200, 3])
-    exact = load_model(FIXTURES / name, **REF)
-    assert apart(found, rows(exact, [5, 9, 80, 200, 3])) < 0.05 and torch.isfinite(found).all()
-    model.close()
-    exact.close()
 
 
 # ---------------------------------------------------------------------------------------------- tiny checkpoints
