@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from backends.errors import (  # noqa: F401  (re-exported: one place to import the vocabulary from)
-    BadSetting, BrokenFile, Cancelled, ChecksumMismatch, ConfigConflict, ContextTooLong, DiskFull, EngineDied,
+    BadSetting, BrokenFile, Cancelled, ChecksumMismatch, ConfigConflict, ContextTooLong, DiskFull, DraftParent, EngineDied,
     EngineStopping, FetchFailed, GainzError, InvalidRequest, JobDied, LoadError, MissingRequirement, ModelNotFound,
-    ModelNotLoaded, NameRefused, NameTaken, NoChatTemplate, NotSupported, OutOfMemory, PortTaken, QueueFull, RegistryError,
+    ModelNotLoaded, NameRefused, NameTaken, NoChatTemplate, NotMeasurable, NotSupported, OutOfMemory, PortTaken, QueueFull, RegistryError,
     StepFailed, UnknownFormat, UnsafeFile, UnsupportedTensor)
 
 if TYPE_CHECKING:  # annotations only: this module never imports torch
@@ -153,6 +153,7 @@ class Request:
     time_limit: float | None = None    # seconds from submission; at the limit the partial text, finish "time_limit"
     template: tuple[tuple[str, Any], ...] = ()  # extra variables for the chat template (tools, enable_thinking …)
     continue_last: bool = False        # chat: continue the last assistant turn in place of opening a new one
+    prompt_limit: int | None = None    # most tokens that the prompt may have, whatever the context
     schema: str | None = None          # a JSON schema, as JSON text: the answer is one JSON text of it, by masks before sampling
 
     def __post_init__(self) -> None:
@@ -260,6 +261,7 @@ class Event:
     timing: Timing | None = None
     error: GainzError | None = None
     seed: int | None = None              # with usage: the seed that was used, so that an answer can be had again
+    parts: tuple[str, ...] = ()          # where some of ids were drafted: what of ``text`` became certain with each of ids
 
     @property
     def last(self) -> bool:

@@ -88,7 +88,7 @@ class ModelNotLoaded(GainzError):
     title = "The model is not loaded"
     symptom = "HTTP 409: the name is known, nothing of it is in memory."
     check = "The header of the page and /health show what is loaded."
-    advice = "Load it on the Models tab, or start with --load NAME."
+    advice = "Load it on the Models tab, or start with --load NAME (or --load-on-demand, to have what is asked for loaded)."
 
 
 class LoadError(GainzError):
@@ -137,6 +137,14 @@ class ConfigConflict(LoadError):
     symptom = "The load ends, showing both values and both files."
     check = "Open both files at the named keys."
     advice = "Correct the wrong file, or fetch the model again."
+
+
+class DraftParent(LoadError):
+    code = "draft_parent"
+    title = "The model that this draft borrows from is missing or has changed"
+    symptom = "A draft cannot be loaded: embeddings and head are its parent's, and it names the parent."
+    check = "The message names the parent; it must lie beside the draft, as it was when the draft was made."
+    advice = "Put the parent back under its name, or make the draft again from the model as it is now."
 
 
 class OutOfMemory(GainzError):
@@ -209,6 +217,14 @@ class NotSupported(GainzError):
     symptom = "HTTP 400, or a note on the page, with the reason."
     check = "The model's card on the Models tab lists what it can do."
     advice = "Choose another model or backend for this."
+
+
+class NotMeasurable(GainzError):
+    code = "not_measurable"
+    title = "A benchmark cannot be taken this way"
+    symptom = "The benchmark ends with the reason; what was measured until then is kept."
+    check = "Whether both sides give exactly as many tokens as asked for, and whether a cache answered for one of them."
+    advice = "Change what the message names, or measure in warm mode."
 
 
 class BadSetting(GainzError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from backends.base import InvalidRequest
-from gainz_ui.services.bench.workloads import KINDS, bundled, from_file, from_name
+from gainz_ui.services.bench.workloads import COUNT, KINDS, bundled, from_file, from_name
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])
@@ -13,7 +13,7 @@ from gainz_ui.services.bench.workloads import KINDS, bundled, from_file, from_na
 def test_every_kind_has_prompts_enough_for_an_interval(kind, language):
     for size in ("short", "long"):
         made = bundled(kind, language, size, 64)
-        assert len(made.prompts) == 8 and len(set(made.prompts)) == 8
+        assert len(made.prompts) == COUNT == len(set(made.prompts))
         assert all(turns[-1].role == "user" and turns[-1].content.strip() for turns in made.prompts)
         assert any("一" <= sign <= "鿿" for sign in made.prompts[0][0].content) == (language == "zh")
 

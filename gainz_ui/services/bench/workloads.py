@@ -20,6 +20,8 @@ KINDS = ("prose", "code", "edit", "summary", "second", "depth")
 LANGUAGES, SIZES, LENGTHS = ("en", "zh"), ("short", "long"), (64, 512)
 PROMPTS = Path(__file__).parent / "data" / "prompts.json"
 TEXT = Path(backends.__file__).parent / "data" / "evaluation.txt.gz"
+ASKED = ("prose", "code", "second")            # questions of our own; the others are about a text
+COUNT = 32                                     # prompts of a workload: a unit of the statistics each
 PASSAGE, DEPTH = 1600, 16_000                  # characters of a passage; of a text of about 4,000 tokens
 MOST_BYTES = 16 << 20                          # of a file of own prompts
 
@@ -40,7 +42,7 @@ def bundled(kind: str, language: str = "en", size: str = "short", tokens: int = 
     _known("size", size, SIZES)
     _check_tokens(tokens)
     turns = _MAKERS[kind](language)
-    if size == "long" and kind in ("prose", "code", "second"):
+    if size == "long" and kind in ASKED:
         lead = _data()["context"][language]
         turns = [(f"{lead}\n\n{passage}\n\n{first}", *rest) for passage, (first, *rest) in zip(_passages(language), turns)]
     return Workload("-".join((kind, language, size, str(tokens))), tuple(_chat(turn) for turn in turns), tokens)
@@ -118,32 +120,40 @@ def _text() -> str:
     return gzip.decompress(TEXT.read_bytes()).decode("utf-8")
 
 
-def _windows(length: int, count: int = 8) -> list[str]:
+def _windows(length: int) -> list[str]:
     """Pieces spread evenly over the text, which may overlap where they are long."""
     text = _text()
-    return [text[(len(text) - length) * i // (count - 1):][:length] for i in range(count)]
+    return [text[(len(text) - length) * i // (COUNT - 1):][:length] for i in range(COUNT)]
 
 
 def _passages(language: str) -> list[str]:
-    return _windows(PASSAGE) if language == "en" else _data()["passages_zh"]
+    """In 中文 there are fewer passages: from the second round on each is followed by another one."""
+    if language == "en":
+        return _windows(PASSAGE)
+    known = _data()["passages_zh"]
+    return [known[i % len(known)] + (known[(i + i // len(known)) % len(known)] if i >= len(known) else "") for i in range(COUNT)]
 
 
-def _over(lead: str, passages: Sequence[str]) -> list[tuple[str, ...]]:
-    return [(f"{lead}\n\n{passage}",) for passage in passages]
+def _deep(language: str) -> list[str]:
+    """About 4,000 tokens each; in 中文 the passages again and again, in ever another order."""
+    if language == "en":
+        return _windows(DEPTH)
+    known = _passages(language)
+    return ["".join(known[start:] + known[:start])[:DEPTH // 4] for start in range(COUNT)]
 
 
-def _plain(kind: str) -> Callable[[str], list[tuple[str, ...]]]:
-    return lambda language: [turn if isinstance(turn, list) else (turn,) for turn in _data()[kind][language]]
+def _asked(kind: str) -> Callable[[str], list[tuple[str, ...]]]:
+    """Every question in every manner; all questions once before the first comes again."""
+    def make(language: str) -> list[tuple[str, ...]]:
+        made = [turn if isinstance(turn, list) else [turn] for turn in _data()[kind][language]]
+        return [(*turn[:-1], turn[-1] + manner) for manner in _data()["manners"][kind][language] for turn in made]
+    return make
+
+
+def _about(lead: str, passages: Callable[[str], Sequence[str]]) -> Callable[[str], list[tuple[str, ...]]]:
+    return lambda language: [(f"{_data()[lead][language]}\n\n{passage}",) for passage in passages(language)]
 
 
 _MAKERS: dict[str, Callable[[str], list[tuple[str, ...]]]] = {
-    "prose": _plain("prose"), "code": _plain("code"), "second": _plain("second"),
-    "edit": lambda language: _over(_data()["edit"][language], _passages(language)),
-    "summary": lambda language: _over(_data()["summary"][language], _passages(language)),
-    # 4,000 tokens of Chinese: the passages again and again, each time begun with another one
-    "depth": lambda language: _over(_data()["depth"][language], _windows(DEPTH) if language == "en" else _repeated())}
-
-
-def _repeated() -> list[str]:
-    passages = _data()["passages_zh"]
-    return ["".join((passages[start:] + passages[:start]) * 3)[:DEPTH // 4] for start in range(len(passages))]
+    **{kind: _asked(kind) for kind in ASKED},
+    "edit": _about("edit", _passages), "summary": _about("summary", _passages), "depth": _about("depth", _deep)}
