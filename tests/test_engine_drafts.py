@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from backends.base import DraftSpec, Sampling
 from backends.engine.loop import Engine
-from backends.errors import InvalidRequest, ModelNotLoaded
+from backends.errors import InvalidRequest, ModelNotLoaded, NotSupported
 from tests.toys import EOS, ToyDecoder, ask, drain, forced, naive, toy_model
 
 PROMPT = tuple(b"Once upon a time")
@@ -70,6 +71,9 @@ def test_the_count_of_proposed_and_accepted():  # SP-10
     assert (usage.drafted, usage.accepted) == (12, 5) and usage.accepted / usage.drafted == pytest.approx(.4167, abs=1e-4)
     # the prompt's pass yields a token too; then four rounds of 9 tokens, the one without a draft included; then one each
     assert usage.passes == 1 + 4 + (40 - 1 - 9)
+    report = usage.speculation
+    assert report.acceptance == pytest.approx(5 / 12) and report.tokens_per_pass == pytest.approx(39 / 34)
+    assert report.positions == ((3, 2), (2, 1), (1, 1), (1, 1)) and report.lengths == ((0, 31), (4, 3))
     assert [len(event.ids) for event in got.of()][:5] == [1, 5, 2, 1, 1]
     assert got.drafted()[:11] == [False] + [True] * 4 + [False] + [True, False] + [False] * 3
 
@@ -123,14 +127,79 @@ def test_an_end_inside_a_draft_ends_there():
 
 
 def test_a_draft_that_does_not_fit_is_refused():
-    engine, model = Engine(), toy_model()
-    other = toy_model(ToyDecoder(fingerprint="another"), name="other")
+    engine, model, other = Engine(), toy_model(), toy_model(name="other")
+    other.info = replace(other.info, capabilities=("logprobs",))
     engine.attach(model), engine.attach(other)
-    with pytest.raises(InvalidRequest) as caught:
+    with pytest.raises(InvalidRequest, match="one sequence at a time") as caught:
         ask(engine, model, PROMPT, draft=DraftSpec("other"))
     assert caught.value.field == "draft"
     with pytest.raises(ModelNotLoaded):
         ask(engine, model, PROMPT, draft=DraftSpec("absent"))
+    with pytest.raises(NotSupported, match="cannot verify drafts"):
+        ask(engine, other, PROMPT, draft=DraftSpec("toy"))
+
+
+# ------------------------------------------------------------------------------------------- length by measurement
+def auto(name, sampling, *others, target=None, prompts=(PROMPT,)):
+    engine, model = Engine(), target or toy_model()
+    engine.attach(model)
+    for other in others:
+        engine.attach(other)
+    answers = [ask(engine, model, prompt, sampling, draft=DraftSpec(name)) for prompt in prompts]
+    drain(engine)
+    for prompt, got in zip(prompts, answers):
+        assert got.check().ids() == naive(model.decoder, prompt, sampling, len(prompt) + sampling.max_tokens)
+    assert not any(one.decoder.open_slots or one.decoder.reserved for one in (model, *others))
+    return engine, [got.last.usage.speculation for got in answers]
+
+
+def test_a_length_by_measurement_changes_no_token_and_measures_while_idle():
+    sampling = Sampling(temperature=.7, seed=3, max_tokens=60, ignore_eos=True)
+    engine, (report,) = auto("lookup+same", sampling, toy_model(name="same"))
+    assert report.draft == "lookup+same" and report.length is None and dict(report.lengths)[0] >= 2
+    assert sum(passes for _, passes in report.lengths) + sum(right for _, right in report.positions) == 59
+    costs = engine._lanes[0].controller.costs
+    assert all(costs.seen(rows) >= 3 for rows in (1, 2, 3, 5, 8, 12, 16)), "what the answer did not need was measured afterwards"
+    assert not engine.step()
+
+
+def test_a_request_stops_the_measuring_and_gets_its_room():
+    model = toy_model(ToyDecoder(room=60))
+    engine = Engine()
+    engine.attach(model)
+    first = ask(engine, model, PROMPT, Sampling(max_tokens=4, ignore_eos=True), draft=DraftSpec("lookup"))
+    while not first.done:
+        engine.step()
+    assert engine.step() and model.decoder.reserved >= 32
+    got = ask(engine, model, PROMPT, Sampling(max_tokens=40, ignore_eos=True))
+    engine.step()
+    assert model.decoder.reserved < 32 and not got.done
+    drain(engine)
+    assert got.check().finish() == "length" and not model.decoder.open_slots
+
+
+def test_measuring_that_fails_is_nobodys_fault():
+    model = toy_model()
+    engine = Engine()
+    engine.attach(model)
+    got = ask(engine, model, PROMPT, Sampling(max_tokens=4, ignore_eos=True), draft=DraftSpec("lookup"))
+    while not got.done:
+        engine.step()
+    model.decoder.fault = lambda steps: RuntimeError("kernel")
+    drain(engine)
+    assert not model.decoder.open_slots and not engine.stats()["errors"]
+
+
+def test_choices_are_reported_together():
+    sampling = Sampling(temperature=1, seed=3, max_tokens=20, ignore_eos=True, n=2)
+    engine, model = Engine(), toy_model()
+    engine.attach(model), engine.attach(toy_model(name="same"))
+    got = ask(engine, model, PROMPT, sampling, draft=DraftSpec("same", 3))
+    drain(engine)
+    usage = got.check(2).last.usage
+    report = usage.speculation
+    assert report.acceptance == 1 and report.sources == (("model", usage.drafted, usage.accepted),)
+    assert report.positions[0][0] == sum(passes for length, passes in report.lengths if length)
 
 
 # ------------------------------------------------------------------------------------------- log-probabilities

@@ -136,7 +136,8 @@ def toy_model(decoder: ToyDecoder | None = None, *, name: str = "toy", streams: 
               bos_id: int | None = None) -> LocalModel:
     decoder = decoder or ToyDecoder()
     text = TextCodec(byte_tokenizer(), template=template, bos_id=bos_id, eos_ids=decoder.vocab.eos_ids)
-    info = ModelInfo(name, "toy", "toy", context=decoder.context, streams=streams, capabilities=("batch", "prefix", "draft"))
+    info = ModelInfo(name, "toy", "toy", context=decoder.context, streams=streams, capabilities=("batch", "prefix", "draft"),
+                     vocab_fingerprint=decoder.vocab.fingerprint)
     return LocalModel(info, decoder, text)
 
 

@@ -9,7 +9,7 @@ import logging
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,8 +18,10 @@ from torch import Tensor
 
 from backends.base import FinishReason, GainzError, Step, TokenLogprob
 from backends.engine import sampler
+from backends.engine.controller import LENGTHS, Controller
 from backends.engine.embed import EmbedQueue
 from backends.engine.grammar import Grammars
+from backends.engine.measure import measure
 from backends.engine.process import typed
 from backends.engine.scheduler import Limits, Scheduler
 from backends.engine.sequence import Answer, Sequence
@@ -52,11 +54,13 @@ class Lane:
         """``model``: a LocalModel; only its decoder, text and info are used."""
         self.model, self.decoder = model, model.decoder
         self.text: TextCodec = model.text
-        self.scheduler = Scheduler(model.decoder, limits, model.info.streams, shed=shed)
+        self.controller = Controller(time.perf_counter)
+        self.scheduler = Scheduler(model.decoder, limits, model.info.streams, self.controller, shed=shed)
         self.answers: list[Answer] = []
         self.grammars = Grammars(model.text, model.decoder.vocab)
         self.embeds = EmbedQueue(model.decoder)
         self.counters = Counters()
+        self._measuring: Iterator[None] | None = None
 
     def take(self, answer: Answer) -> None:
         """Queue a new request's choices; the loop has entered it in ``answers``."""
@@ -83,6 +87,8 @@ class Lane:
         embedded = self.embeds.step(limits.mixed if self.scheduler.running else limits.budget, not self.scheduler.running)
         if not self.scheduler.busy:
             return embedded
+        self.hurry()
+        began = self.controller.clock()
         work = self.scheduler.plan()
         failed, self.scheduler.failed = self.scheduler.failed, []
         for sequence, error in failed:
@@ -90,8 +96,43 @@ class Lane:
         if failed:
             work = [(sequence, step) for sequence, step in work if sequence.finish is None]
         if work:
+            decoding = [sequence.decoding for sequence, _ in work]
+            made = self.counters.tokens
             self._compute(work)
+            seconds = self.controller.clock() - began - self.scheduler.drafting
+            self._measured(work, decoding, self.counters.tokens - made, seconds)
         return True
+
+    def _measured(self, work: list[tuple[Sequence, Step]], decoding: list[bool], made: int, seconds: float) -> None:
+        """Tell the controller what the pass cost, where it was of one kind."""
+        rows = sum(len(step.tokens) for _, step in work)
+        if all(decoding):
+            courses = [sequence.course for sequence, _ in work if sequence.course is not None]
+            self.controller.passed(courses, len(work), rows, made, seconds)
+        elif not any(decoding):
+            self.controller.prompted(rows, seconds)
+
+    def idle(self) -> bool:
+        """Nobody waits: measure what drafting needs to know, one pass. False: nothing to do."""
+        if not self.controller.wanted or "draft" not in self.model.info.capabilities:
+            return False
+        if self._measuring is None:
+            self._measuring = measure(self.decoder, self.controller.costs, tuple(1 + k for k in LENGTHS), self.controller.clock)
+        try:
+            next(self._measuring)
+        except StopIteration:
+            self._measuring, self.controller.wanted = None, False
+            return False
+        except Exception as error:  # noqa: BLE001  it was nobody's answer: go on without what it would have told
+            log.warning("measuring passes failed: %r", error)
+            self._measuring, self.controller.wanted = None, False
+        return True
+
+    def hurry(self) -> None:
+        """Somebody waits again: give the measuring text's room back."""
+        if self._measuring is not None:
+            self._measuring.close()
+            self._measuring = None
 
     def _compute(self, work: list[tuple[Sequence, Step]]) -> None:
         self.counters.steps += 1
@@ -164,6 +205,8 @@ class Lane:
         answer.passes += 1
         answer.drafted += len(sequence.draft)
         answer.accepted += right
+        if sequence.course is not None and before:
+            sequence.course.verified(sequence.source, len(sequence.draft), right, sequence.produced - before)
         sequence.draft = []
         self.counters.tokens += sequence.produced - before
 

@@ -11,21 +11,23 @@ import time
 from collections.abc import Callable, Sequence as Listed
 from typing import TYPE_CHECKING, Any
 
-from backends.base import Cancel, DraftSpec, Drafter, Event, InvalidRequest, ModelNotLoaded, NotSupported, QueueFull, Request
+from backends import speculative
+from backends.base import Cancel, DraftSpec, Drafter, Event, ModelNotLoaded, NotSupported, QueueFull, Request
 from backends.engine import intake, noise
+from backends.engine.bridge import RetokenizingDrafter
+from backends.engine.controller import Course
 from backends.engine.embed import EmbedJob
 from backends.engine.drafters import FirstOf, ModelDrafter
 from backends.engine.lane import Lane
 from backends.engine.lookup import LookupDrafter
 from backends.engine.scheduler import Limits
 from backends.engine.sequence import Answer, Sequence
+from backends.engine.vocabularies import first_difference
 
 if TYPE_CHECKING:
     from backends.engine.local import LocalModel
 
 IDLE_SECONDS = 0.5        # how often an idle loop looks whether it should stop
-DRAFT_LENGTH = 4          # where the request leaves it open
-LOOKUP = "lookup"
 SUMMED = ("queue", "running", "requests", "prompt_tokens", "tokens", "cached_tokens", "drafted", "accepted", "preemptions")
 
 
@@ -64,6 +66,7 @@ class Engine:
                 lane.embeds.close(ModelNotLoaded("The model was unloaded while it embedded."))
                 gone = [key for key in self._drafters if key[0] is lane or model.info.name in key[1].split("+")]
                 retired = [self._drafters.pop(key) for key in gone]
+            lane.hurry()
             for drafter in retired:
                 self._retire(drafter)
             model.engine = None
@@ -73,7 +76,7 @@ class Engine:
             for answer in lane.answers:
                 for sequence in answer.sequences:
                     if sequence.drafter is drafter:
-                        sequence.drafter, sequence.draft = None, []
+                        sequence.drafter, sequence.draft = None, []     # its course goes on counting
         drafter.close()
 
     def _lane(self, model: LocalModel) -> Lane:
@@ -105,14 +108,15 @@ class Engine:
         vocab, sampling = lane.decoder.vocab, request.sampling
         prompt = intake.prompt_ids(request, lane.text, vocab)
         limit = intake.check(sampling, prompt, vocab, lane.decoder.context)
-        drafter, length = self._drafter(lane, request.draft)
+        drafter = None if request.draft is None else self._drafter(lane, request.draft)
         ends = frozenset(sampling.stop_ids) | (frozenset() if sampling.ignore_eos else vocab.eos_ids)
         seed = noise.fresh_seed() if sampling.seed is None else sampling.seed
         answer = Answer(request, cancel, sink, len(prompt), seed)
         for index in range(sampling.n):
             answer.sequences.append(Sequence(
                 answer, index, list(prompt), limit, noise.choice_seed(seed, index), ends,
-                lane.text.stream(intake.continues(request)), drafter, length, answer.sequences[0] if index else None,
+                lane.text.stream(intake.continues(request)), drafter,
+                self._course(lane, request.draft, len(prompt), limit), answer.sequences[0] if index else None,
                 None if request.schema is None else lane.grammars.constraint(request.schema)))
         return answer
 
@@ -136,31 +140,48 @@ class Engine:
         return job
 
     # --------------------------------------------------------------------------------------- drafters
-    def _drafter(self, lane: Lane, spec: DraftSpec | None) -> tuple[Drafter | None, int]:
-        """The drafter of that name for this model, made when first asked for; and how long its drafts are."""
-        if spec is None:
-            return None, 0
-        if "draft" not in lane.model.info.capabilities:
-            raise NotSupported("This model runs one sequence at a time and cannot verify drafts.", field="draft")
+    def _drafter(self, lane: Lane, spec: DraftSpec) -> Drafter:
+        """The drafter of that name for this model, made when first asked for. NotSupported, ModelNotLoaded, InvalidRequest."""
+        speculative.check(spec, lane.model.info, {one.model.info.name: one.model.info for one in self._lanes})
         with self._post:
             key = (lane, spec.name)
             if key not in self._drafters:
-                self._drafters[key] = self._make_drafter(lane, spec.name)
-            return self._drafters[key], spec.length or DRAFT_LENGTH
+                self._drafters[key] = self._make_drafter(lane, *speculative.parts(spec.name))
+            return self._drafters[key]
 
-    def _make_drafter(self, lane: Lane, name: str) -> Drafter:
-        if name == LOOKUP:
+    def _make_drafter(self, lane: Lane, lookup: bool, name: str | None) -> Drafter:
+        if name is None:
             return LookupDrafter()
-        if name.startswith(LOOKUP + "+"):
-            return FirstOf(LookupDrafter(), self._make_drafter(lane, name.removeprefix(LOOKUP + "+")))
-        draft = next((one for one in self._lanes if one.model.info.name == name), None)
-        if draft is None:
-            loaded = ", ".join(one.model.info.name for one in self._lanes)
-            raise ModelNotLoaded(f"The draft model {name!r} is not loaded.", field="draft", loaded=loaded)
-        if draft.decoder.vocab.fingerprint != lane.decoder.vocab.fingerprint:
-            raise InvalidRequest(f"{name!r} has another vocabulary than the model it would draft for.", field="draft",
-                                 remedy="Choose a draft with the same tokenizer, or draft by lookup.")
-        return ModelDrafter(draft.decoder)
+        draft = self._named(name)
+        pairing = speculative.judge(lane.model.info, draft.model.info, lambda: self._differ(lane, draft))
+        speculative.refuse(pairing)
+        if pairing.how == "text":
+            drafter = RetokenizingDrafter(draft.decoder, draft.text, lane.text, lane.decoder.vocab.size)
+        else:
+            drafter = ModelDrafter(draft.decoder, pairing.known)
+        return FirstOf(LookupDrafter(), drafter) if lookup else drafter
+
+    def difference(self, target: LocalModel, draft: LocalModel) -> speculative.Difference | None:
+        """The first id that means something else to the two models; from any thread."""
+        return self._differ(self._lane(target), self._lane(draft))
+
+    @staticmethod
+    def _differ(target: Lane, draft: Lane) -> speculative.Difference | None:
+        return first_difference(target.text, draft.text, target.decoder.vocab, draft.decoder.vocab)
+
+    def _named(self, name: str) -> Lane:
+        found = next((one for one in self._lanes if one.model.info.name == name), None)
+        if found is None:
+            raise ModelNotLoaded(f"The draft model {name!r} is not loaded.", field="draft")
+        return found
+
+    def _course(self, lane: Lane, spec: DraftSpec | None, prompt: int, limit: int) -> Course | None:
+        if spec is None:
+            return None
+        _, name = speculative.parts(spec.name)
+        sizes = [one.model.info.weights_bytes for one in (lane, *([self._named(name)] if name else []))]
+        ratio = min(1.0, max(0.02, sizes[-1] / sizes[0])) if all(sizes) else 1.0
+        return lane.controller.course(spec, prompt, limit - prompt, ratio)
 
     def _shed(self, decoder: Any) -> bool:
         """Give up what drafters hold in a decoder whose own sequences lack room."""
@@ -180,7 +201,8 @@ class Engine:
             if any(busy):
                 self.steps += 1
                 self.last_step = time.monotonic()
-            return any(busy)
+                return True
+            return not self._mail and any([lane.idle() for lane in self._lanes])
 
     def _collect(self) -> None:
         """Hand the mailbox's requests to their models."""

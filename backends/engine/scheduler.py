@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from backends.base import Decoder, DraftJob, Drafter, GainzError, Step
+from backends.engine.controller import Controller
 from backends.engine.process import typed
 from backends.engine.sequence import Sequence
 from backends.errors import OutOfMemory
@@ -34,8 +35,10 @@ class Limits:
 class Scheduler:
     """The sequences of one decoder, waiting and running (in order of admission)."""
 
-    def __init__(self, decoder: Decoder, limits: Limits, streams: int, *, shed: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, decoder: Decoder, limits: Limits, streams: int, controller: Controller, *,
+                 shed: Callable[[], bool] = lambda: False) -> None:
         """``shed``: gives up what drafters hold in this decoder; True if that was anything."""
+        self.controller, self.drafting = controller, 0.0    # seconds that drafting took in the last plan
         self.decoder, self.limits, self.streams, self._shed = decoder, limits, max(1, streams), shed
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
@@ -63,6 +66,7 @@ class Scheduler:
             sequence.slot = None
         if sequence.drafter is not None:
             sequence.drafter.forget(sequence.number)
+            sequence.course.forgot()
 
     # --------------------------------------------------------------------------------------- admission
     def admit(self) -> None:
@@ -104,23 +108,35 @@ class Scheduler:
 
     def _propose(self, decoding: list[Sequence], spare: int) -> None:
         """Ask the drafters, all sequences of one at once; a draft never reaches beyond the answer's limit."""
+        self.drafting = 0.0
         jobs: dict[Drafter, list[tuple[Sequence, DraftJob]]] = {}
         for sequence in decoding:
             sequence.draft = []
-            k = min(sequence.draft_length, sequence.limit - len(sequence.tokens) - 1, spare)
-            if sequence.drafter is not None and k > 0:
-                job = DraftJob(sequence.tokens, k, sequence.sampling, sequence.seed, sequence.number)
-                jobs.setdefault(sequence.drafter, []).append((sequence, job))
-                spare -= k
-        for drafter, group in jobs.items():
-            try:
-                drafts = drafter.propose([job for _, job in group])
-            except Exception as error:  # noqa: BLE001  a model computes in there: its requests end, typed; the loop goes on
-                log.exception("drafting failed")
-                self.failed += [(sequence, typed(error, "drafting for this answer")) for sequence, _ in group]
+            room = min(sequence.limit - len(sequence.tokens) - 1, spare)
+            if sequence.drafter is None or room <= 0:
                 continue
-            for (sequence, job), draft in zip(group, drafts, strict=True):
-                sequence.propose(list(draft[:job.k]))
+            order = sequence.course.order(len(sequence.tokens), room, len(decoding))
+            if order is not None:
+                job = DraftJob(sequence.tokens, sampling=sequence.sampling, seed=sequence.seed, sequence=sequence.number, **order)
+                jobs.setdefault(sequence.drafter, []).append((sequence, job))
+                spare -= job.k
+        for drafter, group in jobs.items():
+            self._ask(drafter, group)
+
+    def _ask(self, drafter: Drafter, group: list[tuple[Sequence, DraftJob]]) -> None:
+        began = self.controller.clock()
+        try:
+            drafts = drafter.propose([job for _, job in group])
+        except Exception as error:  # noqa: BLE001  a model computes in there: its requests end, typed; the loop goes on
+            log.exception("drafting failed")
+            self.failed += [(sequence, typed(error, "drafting for this answer")) for sequence, _ in group]
+            return
+        seconds = self.controller.clock() - began
+        self.drafting += seconds
+        self.controller.drafted([sequence.course for sequence, _ in group], drafts, seconds)
+        for (sequence, job), draft in zip(group, drafts, strict=True):
+            del draft[job.k:]
+            sequence.propose(draft)
 
     def _place(self, sequence: Sequence, left: int, work: list[tuple[Sequence, Step]]) -> int:
         """Give the sequence its part of the step and return how many tokens that is: 0 if it has to wait."""

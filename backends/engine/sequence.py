@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from backends.base import (Cancel, Drafter, Event, FinishReason, GainzError, Progress, Request, Sampling, Slot, Timing,
                            TokenLogprob, Usage)
+from backends.engine.controller import Course
 from backends.engine.detokenize import Detokenizer
 from backends.engine.grammar import Constraint
 from backends.engine.sampler import History, is_plain
@@ -36,11 +37,12 @@ class Sequence:
     ends: frozenset[int]
     detokenizer: Detokenizer
     drafter: Drafter | None = None
-    draft_length: int = 0
+    course: Course | None = None       # how long its drafts are, and what became of them
     leader: Sequence | None = None
     constraint: Constraint | None = None
     slot: Slot | None = None
     draft: list[int] = field(default_factory=list)
+    source: str = ""                   # what the draft was made from
     finish: FinishReason | None = None
     matched: str | int | None = None
     turn: int = 0                      # when it was last moved: who waited longest goes first
@@ -124,6 +126,8 @@ class Sequence:
 
     def propose(self, draft: list[int]) -> None:
         """Take a draft, as far as the grammar can take it."""
+        self.source = getattr(draft, "source", "")
+        draft = list(draft)
         self.draft = draft if self.constraint is None else draft[:self.constraint.possible(draft)]
 
     def end(self, finish: FinishReason, matched: str | int | None = None) -> None:
@@ -137,13 +141,20 @@ class Sequence:
             text += self.stops.flush()
         self._text.append(text)
 
+    def _parts(self) -> tuple[str, ...]:
+        """Each token left one text; what its end made certain belongs to the last."""
+        if not any(self._drafted):
+            return ()
+        last = len(self._ids) - 1
+        return (*self._text[:last], "".join(self._text[last:]))
+
     def take_event(self) -> Event | None:
         """What became certain since the last call; None if nothing."""
         if not self._ids and self.finish is None:
             return None
         scores = tuple(self.scores) if self.scores and not self.scoring else None
         event = Event(self.index, "".join(self._text), tuple(self._ids), tuple(self._logprobs), tuple(self._drafted),
-                      self.finish, self.matched, prompt_logprobs=scores)
+                      self.finish, self.matched, prompt_logprobs=scores, parts=self._parts())
         self._text, self._ids, self._drafted, self._logprobs = [], [], [], []
         if scores is not None:
             self.scores = []
@@ -184,7 +195,9 @@ class Answer:
 
     def usage(self) -> Usage:
         produced = sum(sequence.produced for sequence in self.sequences)
-        return Usage(self.prompt_tokens, produced, self.cached, self.drafted, self.accepted, self.passes)
+        courses = [sequence.course for sequence in self.sequences if sequence.course is not None]
+        speculation = courses[0].report(courses[1:]) if courses else None
+        return Usage(self.prompt_tokens, produced, self.cached, self.drafted, self.accepted, self.passes, speculation)
 
     def timing(self, now: float) -> Timing:
         queue = (now if self.admitted is None else self.admitted) - self.submitted

@@ -1,0 +1,244 @@
+"""How long a draft pays: chosen pass by pass from what was measured, within a budget of losses.
+
+Length. A pass over r rows costs C(r); a draft of k ids adds k rows and k · d for making it, and is expected to bring g(k) tokens
+more. The length that maximises (tokens expected) / (seconds expected) is taken, as in SmartSpec (Liu et al. 2024); where that is
+0, drafting rests and is tried again after a while that doubles with each vain attempt.
+
+Budget. Each answer may lose `START` of the time that `HORIZON` plain tokens take (and of its prompt's time), and `GROWTH` of
+each further token's; what drafts gain is added. A draft is only made when the budget covers its worst case: every id wrong, and
+a number of rows that was never measured as dear as passes of their own. So an answer of `HORIZON` tokens is at most 2 % slower
+than a plain one, whatever text and draft are; the rest up to 3 % is for what measuring itself costs and for its errors.
+
+Knows numbers: no decoder, no ids, and no clock but the one it is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from backends.base import DraftSpec, Speculation
+from backends.engine.costs import WARM, Acceptance, DraftCosts, PassCosts
+from backends.engine.tally import Counts
+from backends.speculative import parts
+
+HORIZON = 256               # tokens over which the promise holds
+START, GROWTH = 0.012, 0.008
+CAP = 16                    # plain passes: more than this is never saved up to be lost later
+LENGTHS = (1, 2, 4, 7, 11, 15)      # ids of a draft, where its length is chosen here: each number of rows has to be set up
+MARGIN = 1.02               # gain below which drafting is not worth its risk
+SETTLE = 2                  # plain passes before anything is judged by them
+REFRESH = 32                # drafted passes after which a plain one is measured again
+TRIAL = 2                   # ids of a draft that is made to see whether drafting pays by now
+FIRST_WAIT, LAST_WAIT = 6, 192      # passes between such trials
+AT_ONCE = 512               # tokens that a drafter reads in one call
+NEAR = 8                    # tokens that a draft reads along with its first id at no cost worth counting
+BELIEF = {"model": 0.7, "text": 0.5, "lookup 9+": 0.85, "lookup 5-8": 0.7, "lookup 3-4": 0.55, "lookup 2": 0.4}
+
+
+class Controller:
+    """One verifier's: its costs, and for each drafter the luck and cost of its drafts. ``clock``: seconds, rising."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.clock = clock
+        self.costs = PassCosts()
+        self.reading: float | None = None                   # seconds of a prompt's token
+        self.wanted = False                                 # has anybody asked for a length by measurement?
+        self.last = (0, 0, 0)                               # of the last decoding pass: streams, rows, tokens
+        self._luck: dict[tuple[str, str], Acceptance] = {}
+        self._drafts: dict[tuple[str, bool], DraftCosts] = {}
+
+    def course(self, spec: DraftSpec, prompt: int, room: int, ratio: float = 1.0) -> Course:
+        """For one sequence: of ``prompt`` tokens, with ``room`` for so many more. ``ratio``: size of the draft beside the target."""
+        self.wanted |= spec.length is None
+        return Course(self, spec, prompt, room, ratio)
+
+    def luck(self, draft: str, source: str) -> Acceptance:
+        """Of all sequences together; what a new one believes at first."""
+        found = self._luck.get((draft, source))
+        if found is None:
+            found = self._luck[draft, source] = Acceptance(BELIEF.get(source, 0.6), 2.0, 0.98)
+        return found
+
+    def draft_costs(self, draft: str, source: str, ratio: float) -> DraftCosts:
+        modelled = not source.startswith("lookup")
+        return self._drafts.setdefault((draft, modelled), DraftCosts(ratio if modelled else 0.0))
+
+    # --------------------------------------------------------------------------------------- what it is told
+    def drafted(self, courses: list[Course], drafts: list[Any], seconds: float) -> None:
+        """One call of a drafter for some sequences took so long."""
+        for course, draft in zip(courses, drafts):
+            course.proposed(getattr(draft, "source", ""), seconds / len(courses))
+        modelled = [(c, len(d)) for c, d in zip(courses, drafts) if not getattr(d, "source", "").startswith("lookup")]
+        behind = sum(course.read for course, _ in modelled)
+        ids = sum(size for _, size in modelled)
+        first = courses[0]
+        source = "model" if modelled and (ids or behind) else "lookup"
+        counted = ids if source == "model" else sum(map(len, drafts))
+        self.draft_costs(first.spec.name, source, first.ratio).saw(seconds, counted, behind)
+
+    def passed(self, courses: list[Course], streams: int, rows: int, tokens: int, seconds: float) -> None:
+        """A pass of decoding sequences alone, drafting excluded."""
+        self.costs.saw(rows, seconds)
+        self.last = streams, rows, tokens
+        for course in courses:
+            course.settle(streams, rows, seconds)
+
+    def prompted(self, tokens: int, seconds: float) -> None:
+        """A pass of prompt tokens alone."""
+        if tokens >= 16:
+            new = seconds / tokens
+            self.reading = new if self.reading is None else self.reading * min(max(new / self.reading, 0.5), 2.0) ** 0.3
+
+
+class Course:
+    """One sequence's: how long its next draft may be, what its drafts became, what it may still lose."""
+
+    def __init__(self, controller: Controller, spec: DraftSpec, prompt: int, room: int, ratio: float) -> None:
+        self.controller, self.spec, self.ratio, self.prompt = controller, spec, ratio, prompt
+        self.modelled = parts(spec.name)[1] is not None
+        self.horizon = min(HORIZON, room)
+        self.balance: float | None = None                   # seconds that may be lost
+        self.counts = Counts()
+        self.read = 0                                       # tokens that the last call had to read first
+        self._passes = self._plain = self._declined = 0     # _plain: passes since one without a draft
+        self._luck: dict[str, Acceptance] = {}
+        self._tried: dict[str, int] = {}                    # source → the pass of its last draft
+        self._wait: dict[str, int] = {}
+        self._at = 0                                        # length of the text when a model last read it
+        self._text = self._k = self._base = 0
+        self._others = 0.0                                  # tokens that the other sequences of a pass bring
+        self._pending: tuple[int, int] | None = None        # drafted, accepted of a pass that is not yet measured
+        self._before = (0, 0)                               # the same of the last pass
+        self._draft_seconds = 0.0
+        self._can_read = 0
+
+    # --------------------------------------------------------------------------------------- before a pass
+    def order(self, text: int, k: int, streams: int) -> dict[str, Any] | None:
+        """Fields of a `DraftJob` for a text of so many tokens; None: no draft this time. ``streams``: decoding sequences."""
+        self._text, self._draft_seconds, self.read = text, 0.0, 0
+        if self.spec.length is not None:
+            self.read = text - self._at if self.modelled and text - self._at > NEAR else 0
+            self._at = text
+            return {"k": min(k, self.spec.length)}
+        self._passes += 1
+        costs = self.controller.costs
+        if costs.seen(streams) < SETTLE or self._plain >= REFRESH:
+            return None
+        self._k = min(k, LENGTHS[-1])
+        self._company(streams)
+        plain = costs.expected(streams)
+        if self.balance is None:
+            self.balance = START * (self.horizon * plain + self.prompt * (self.controller.reading or 0.0))
+        each, spare = self._reading(plain), self.balance - self._worst(1, "model", 0)
+        self._can_read = max(NEAR, int(spare / each)) if each > 0 else text
+        return {"k": self._k, "limit": self.limit, "read": self._can_read}
+
+    def _company(self, streams: int) -> None:
+        """Rows and tokens of the others: as in the last pass."""
+        before, rows, tokens = self.controller.last
+        mine = self._before
+        drafted = max(0, rows - before - mine[0]) if before == streams else 0
+        self._base = streams + drafted
+        self._others = streams - 1 + (max(0, tokens - before - mine[1]) if before == streams else 0)
+
+    def _reading(self, plain: float) -> float:
+        return self.controller.draft_costs(self.spec.name, "model", self.ratio).read(plain, self.controller.reading)
+
+    def limit(self, source: str) -> int:
+        """How many ids of a draft from ``source`` are worth verifying now."""
+        best = self._best(source)
+        if best:
+            self._wait[source] = FIRST_WAIT
+        elif self._passes - self._tried.get(source, self._passes - FIRST_WAIT) >= self._wait.get(source, FIRST_WAIT):
+            best = min(TRIAL, self._k)
+        modelled = not source.startswith("lookup")
+        behind = self._text - self._at if modelled else 0
+        reading = min(behind, self._can_read) if behind > NEAR else 0
+        while best and self._worst(best, source, reading) > self.balance:
+            best = max((k for k in LENGTHS if k < best), default=0)
+        if not best:
+            self._declined += 1
+            return 0
+        self._declined = 0
+        self.read = min(reading, AT_ONCE)
+        if modelled:
+            self._at = self._text if reading <= AT_ONCE else self._at + AT_ONCE
+        return best
+
+    def _best(self, source: str) -> int:
+        """The length with the most tokens a second; 0 where a plain pass has them."""
+        costs, base = self.controller.costs, self._base
+        each = self._each(source)
+        gain = self._luck_of(source).gain(self._k)
+        rates = {k: (1 + self._others + gain[k]) / (costs.expected(base + k) + k * each)
+                 for k in (0, *LENGTHS, self._k) if k <= self._k}
+        best = max(rates, key=rates.__getitem__)
+        return best if rates[best] > MARGIN * rates[0] else 0
+
+    def _worst(self, k: int, source: str, reading: int) -> float:
+        """Seconds lost if all of k ids are wrong."""
+        costs, plain = self.controller.costs, self.controller.costs.expected(self._base)
+        return costs.most(self._base + k) - plain + k * self._each(source) + reading * self._reading(plain)
+
+    def _each(self, source: str) -> float:
+        drafts = self.controller.draft_costs(self.spec.name, source, self.ratio)
+        return drafts.id(self.controller.costs.expected(1) or 0.0)
+
+    def _luck_of(self, source: str) -> Acceptance:
+        found = self._luck.get(source)
+        if found is None:
+            found = self._luck[source] = Acceptance(self.controller.luck(self.spec.name, source), 3.0, 0.9)
+        return found
+
+    # --------------------------------------------------------------------------------------- after it
+    def proposed(self, source: str, seconds: float) -> None:
+        self._draft_seconds = seconds
+        self.counts.draft_seconds += seconds
+
+    def verified(self, source: str, length: int, right: int, made: int) -> None:
+        """The pass brought ``made`` tokens; of ``length`` drafted ids the first ``right`` were right, and the next, unless the
+        answer ended before it, was wrong."""
+        self._pending = length, right
+        self._before = length, right
+        self._plain = self._plain + 1 if length else 0
+        self.counts.add(source, length, right, made)
+        if not length:
+            return
+        tried = length if made > right else right           # an answer that ends inside a draft says nothing of the rest
+        self._luck_of(source).saw(tried, right)
+        self.controller.luck(self.spec.name, source).saw(tried, right)
+        waited = self._wait.get(source, FIRST_WAIT)
+        self._wait[source] = FIRST_WAIT // 2 if right else min(LAST_WAIT, 2 * waited)
+        self._tried[source] = self._passes
+
+    def settle(self, streams: int, rows: int, seconds: float) -> None:
+        """The pass is measured: what it gained or lost goes to the balance."""
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        length, right = pending
+        self.counts.pace(streams, 1 + right, seconds + self._draft_seconds)
+        if self.balance is None:
+            return
+        costs = self.controller.costs
+        plain = costs.expected(streams)
+        whole = costs.expected(rows) if costs.seen(rows) > WARM else seconds         # what setting kernels up takes is paid too
+        extra = whole - costs.expected(rows - length) + self._draft_seconds if length else self._draft_seconds
+        grown = GROWTH * plain * (1 + right)
+        self.balance = min(self.balance + grown + right * plain - extra, max(CAP * plain, self.balance + grown))
+
+    def forgot(self) -> None:
+        """The drafter has lost what it had read of this text."""
+        self._at = 0
+
+    @property
+    def resting(self) -> bool:
+        return self.spec.length is None and self._declined > 0
+
+    def report(self, others: list[Course]) -> Speculation:
+        """Of this and the other choices of the same answer."""
+        counts = Counts()
+        for course in (self, *others):
+            counts.merge(course.counts)
+        return counts.report(self.spec, self.controller.costs, all(course.resting for course in (self, *others)))

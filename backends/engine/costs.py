@@ -1,0 +1,153 @@
+"""What a pass costs by its rows, what drafting costs, and how often drafts are right: measured, never assumed for long.
+
+Pure bookkeeping over numbers that others give: no clock, no decoder, no text. `controller.py` decides by it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping
+
+WARM = 3                    # first measurements of a number of rows, of which the fastest counts: kernels are still set up
+FOLLOW, DRAG = 0.15, 0.05   # how fast a cost follows its own measurements, and those of other numbers of rows
+CLIP = 1.25                 # a measurement beyond this factor is taken for it: somebody else had the processor
+SLOPE = 0.1                 # first guess: what a row more costs, as a part of one row's pass
+
+
+class PassCosts:
+    """Seconds of a verifier's pass by its rows. All of them move a little with each measurement, since texts grow longer
+    and machines warmer for all rows alike."""
+
+    def __init__(self) -> None:
+        self._value: dict[int, float] = {}
+        self._seen: dict[int, int] = {}
+        self._rows: list[int] = []              # the known numbers of rows, rising
+
+    def saw(self, rows: int, seconds: float) -> None:
+        seen = self._seen[rows] = self._seen.get(rows, 0) + 1
+        if seen <= WARM:
+            self._value[rows] = min(self._value.get(rows, seconds), seconds)
+            self._rows = sorted(self._value)
+            return
+        ratio = min(max(seconds / self._value[rows], 1 / CLIP), CLIP)
+        for other in self._value:
+            self._value[other] *= ratio ** (FOLLOW if other == rows else DRAG)
+
+    def learn(self, rows: int, seconds: float) -> None:
+        """From outside, as good as several measurements; of no weight where there are as many already."""
+        if self._seen.get(rows, 0) <= WARM:
+            self._value[rows], self._seen[rows] = seconds, WARM + 1
+            self._rows = sorted(self._value)
+
+    def seen(self, rows: int) -> int:
+        return self._seen.get(rows, 0)
+
+    def expected(self, rows: int) -> float | None:
+        """None before the first measurement of any. Between two known numbers on the line, above them on its prolongation."""
+        return self._at(rows, self._slope())
+
+    def most(self, rows: int) -> float | None:
+        """What it can cost at worst: rows beyond the known ones cost no more than passes of their own."""
+        return self._at(rows, min(self._value.values(), default=0.0))
+
+    def _at(self, rows: int, slope: float) -> float | None:
+        if not self._value:
+            return None
+        place = bisect_left(self._rows, rows)
+        above = self._rows[place] if place < len(self._rows) else None
+        if above == rows or place == 0:
+            return self._value[above]
+        below = self._rows[place - 1]
+        if above is None:
+            return self._value[below] + (rows - below) * slope
+        share = (rows - below) / (above - below)
+        return self._value[below] * (1 - share) + self._value[above] * share
+
+    def _slope(self) -> float:
+        if not self._rows:
+            return 0.0
+        low, high = self._rows[0], self._rows[-1]
+        if low == high:
+            return SLOPE * self._value[low]
+        return max(0.0, self._value[high] - self._value[low]) / (high - low)
+
+    def table(self) -> Mapping[int, float]:
+        return dict(sorted(self._value.items()))
+
+
+class DraftCosts:
+    """Seconds that drafting takes: for each id proposed, for each token that has to be read before, and for a question that
+    brings nothing. ``ratio``: the draft's size beside the target's, the first guess for everything."""
+
+    def __init__(self, ratio: float) -> None:
+        self.ratio = ratio
+        self._id = self._read = self._idle = None
+
+    def saw(self, seconds: float, ids: int, behind: int) -> None:
+        """One call: ``ids`` proposed, ``behind`` tokens read first (few are read along with the first id)."""
+        if not ids and not behind:
+            self._idle = _follow(self._idle, seconds)
+        elif behind > 16:
+            rest = max(seconds - ids * (self._id or 0.0), 0.3 * seconds)
+            self._read = _follow(self._read, rest / behind)
+        else:
+            self._id = _follow(self._id, seconds / max(1, ids))
+
+    def id(self, plain: float) -> float:
+        """Seconds an id; ``plain``: those of the target's pass of one row."""
+        return self.ratio * plain if self._id is None else self._id
+
+    def read(self, plain: float, target: float | None) -> float:
+        """Seconds a token read; ``target``: those of the target itself, where known."""
+        if self._read is not None:
+            return self._read
+        return min(self.ratio * (target or plain), self.id(plain))
+
+    def idle(self) -> float:
+        return self._idle or 0.0
+
+
+def _follow(old: float | None, new: float) -> float:
+    if old is None:
+        return new
+    return old * min(max(new / old, 0.5), CLIP) ** 0.3 if old > 0 else new
+
+
+class Acceptance:
+    """How probable it is that place 1, 2, … of a draft is right, given that those before it are: counts that fade.
+
+    ``before``: what is believed while little has been counted: of place 1, the others following the place before them; or
+    another `Acceptance`. It weighs as ``weight`` counted drafts."""
+
+    def __init__(self, before: float | Acceptance, weight: float, keep: float) -> None:
+        self._before, self._weight, self._keep = before, weight, keep
+        self._tried: list[float] = []
+        self._right: list[float] = []
+
+    def saw(self, length: int, right: int) -> None:
+        """A draft of ``length`` ids, the first ``right`` of which were."""
+        for place in range(min(length, right + 1)):
+            if place == len(self._tried):
+                self._tried.append(0.0)
+                self._right.append(0.0)
+            self._tried[place] = self._tried[place] * self._keep + 1
+            self._right[place] = self._right[place] * self._keep + (place < right)
+
+    def rates(self, longest: int) -> list[float]:
+        """Of the places 1, 2, … ``longest``."""
+        before = self._before.rates(longest) if isinstance(self._before, Acceptance) else None
+        out, counted, rate = [], len(self._tried), self._before
+        for place in range(longest):
+            belief = rate if before is None else before[place]
+            tried, right = (self._tried[place], self._right[place]) if place < counted else (0.0, 0.0)
+            rate = (right + self._weight * belief) / (tried + self._weight)
+            out.append(rate)
+        return out
+
+    def gain(self, longest: int) -> list[float]:
+        """Expected accepted ids of drafts of 0, 1, … ``longest`` ids."""
+        out, through = [0.0], 1.0
+        for rate in self.rates(longest):
+            through *= rate
+            out.append(out[-1] + through)
+        return out

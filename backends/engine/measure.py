@@ -1,0 +1,44 @@
+"""What verifying several tokens costs beside one, measured while nobody waits for an answer.
+
+One pass at a time, so that a request that comes in meanwhile waits for one pass at most. Beside the first answers, which
+measure what they happen to need, this fills the table and has the kernels set up for those numbers of rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from backends.base import Decoder, Step
+from backends.engine.costs import WARM, PassCosts
+
+BEFORE = 32                 # tokens of the throw-away text in front
+
+
+def measure(decoder: Decoder, costs: PassCosts, rows: tuple[int, ...], clock: Callable[[], float]) -> Iterator[None]:
+    """Passes of a throw-away text: each step of the iterator is one. Gives its room back when it ends or is closed."""
+    missing = [count for count in rows if costs.seen(count) <= WARM]
+    most = BEFORE + max(missing, default=1)
+    if not missing or most > decoder.context:
+        return
+    text = [(7919 * place + 11) % decoder.vocab.size for place in range(most)]
+    slot = decoder.open(text, reuse=False)
+    try:
+        if not decoder.reserve(slot, most):
+            return
+        decoder.extend([Step(slot, text[:BEFORE], 0)])
+        yield
+        one = 0.0
+        for count in (1, *missing):
+            fastest = float("inf")
+            for turn in range(WARM + 1):
+                decoder.reserve(slot, count)
+                began = clock()
+                decoder.extend([Step(slot, text[BEFORE - turn:BEFORE - turn + count], count)])
+                fastest = min(fastest, clock() - began)
+                decoder.truncate(slot, BEFORE)
+                yield
+            one = one or fastest
+            if count > 1 and costs.seen(1):
+                costs.learn(count, costs.expected(1) * fastest / one)
+    finally:
+        decoder.release(slot)

@@ -1,0 +1,53 @@
+"""What became of the drafts of one answer, counted for people: acceptance by place and source, lengths used, measured gain."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from backends.base import DraftSpec, Speculation
+from backends.engine.costs import PassCosts
+
+
+class Counts:
+    """``made``: tokens of passes; ``lengths``: passes by draft length, 0 included; ``paces``: of measured passes."""
+
+    def __init__(self) -> None:
+        self.draft_seconds = 0.0
+        self.tokens = 0
+        self.lengths: Counter[int] = Counter()
+        self.tried: Counter[int] = Counter()
+        self.right: Counter[int] = Counter()
+        self.drafted: Counter[str] = Counter()
+        self.accepted: Counter[str] = Counter()
+        self.paces: Counter[tuple[int, str]] = Counter()    # (streams, "tokens" or "seconds")
+
+    def add(self, source: str, length: int, right: int, made: int) -> None:
+        self.tokens += made
+        self.lengths[length] += 1
+        reached = min(length, right + (made > right))       # an answer that ended inside the draft tells nothing of the rest
+        self.tried.update(range(1, reached + 1))
+        self.right.update(range(1, right + 1))
+        if length:
+            self.drafted[source] += length
+            self.accepted[source] += right
+
+    def pace(self, streams: int, tokens: int, seconds: float) -> None:
+        self.paces[streams, "tokens"] += tokens
+        self.paces[streams, "seconds"] += seconds
+
+    def merge(self, other: Counts) -> None:
+        self.draft_seconds += other.draft_seconds
+        self.tokens += other.tokens
+        for name in ("lengths", "tried", "right", "drafted", "accepted", "paces"):
+            getattr(self, name).update(getattr(other, name))
+
+    def report(self, spec: DraftSpec, costs: PassCosts, resting: bool) -> Speculation:
+        drafted, accepted, passes = sum(self.drafted.values()), sum(self.accepted.values()), sum(self.lengths.values())
+        known = [streams for streams, what in self.paces if what == "tokens" and costs.seen(streams)]
+        plain = sum(self.paces[streams, "tokens"] * costs.expected(streams) for streams in known)
+        took = sum(self.paces[streams, "seconds"] for streams in known)
+        return Speculation(
+            spec.name, spec.length, accepted / drafted if drafted else None, self.tokens / passes if passes else None,
+            tuple((self.tried[place], self.right[place]) for place in sorted(self.tried)),
+            tuple(sorted(self.lengths.items())), tuple((s, self.drafted[s], self.accepted[s]) for s in sorted(self.drafted)),
+            self.draft_seconds, plain / took if took > 0 and plain > 0 else None, resting)

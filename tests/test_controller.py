@@ -1,0 +1,161 @@
+"""The controller on a simulated clock: it finds the best length, and no text and no draft makes an answer 3 % slower."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from backends.base import DraftSpec, Sampling, DraftJob
+from backends.engine.controller import HORIZON, LENGTHS, Controller
+from backends.engine.costs import Acceptance, PassCosts
+
+FLAT, REAL, STEEP, LINEAR = (lambda r: 1 + .02 * (r - 1)), (lambda r: 1 + .16 * (r - 1)), (lambda r: 1 + .5 * (r - 1)), float
+PLAIN = 0.01                # seconds of a plain pass
+
+
+class World:
+    """A verifier whose pass of r rows takes cost(r) plain passes, and a drafter whose ids take ``each`` of one."""
+
+    def __init__(self, cost: Callable[[int], float], each: float, noise: float = 0.0, seed: int = 0) -> None:
+        self.cost, self.each, self.noise, self.now = cost, each, noise, 0.0
+        self.rng = random.Random(seed)
+        self.controller = Controller(lambda: self.now)
+
+    def spend(self, plain: float) -> float:
+        seconds = PLAIN * plain * (1 + self.noise * self.rng.random())
+        if self.noise and self.rng.random() < .01:
+            seconds *= 5                                    # somebody else had the processor
+        self.now += seconds
+        return seconds
+
+    def answer(self, accepts: Callable[[int], float], tokens: int = HORIZON, source: str = "model", prompt: int = 50,
+               found: float = 1.0, length: int | None = None):
+        """Seconds that one answer took; ``accepts``: probability that the id at a place of the answer is right."""
+        self.controller.prompted(prompt, self.spend(prompt / 8))
+        began, text, end = self.now, prompt, prompt + tokens
+        course = self.controller.course(DraftSpec("d", length), prompt, tokens, self.each)
+        while text < end:
+            drafted, order = 0, course.order(text, end - text - 1, 1)
+            if order and order["k"] > 0 and self.rng.random() < found:
+                job = DraftJob((), sampling=Sampling(), seed=0, **order)
+                drafted = job.most(source)
+                draft = [0] * drafted
+                draft = type("D", (list,), {"source": source})(draft)
+                seconds = self.spend(drafted * self.each + course.read * self.each / 8) if drafted else 0.0
+                self.controller.drafted([course], [draft], seconds)
+            right = 0
+            while right < drafted and self.rng.random() < accepts(text - prompt):
+                right += 1
+            course.verified(source, drafted, right, right + 1)
+            self.controller.passed([course], 1, 1 + drafted, 1 + right, self.spend(self.cost(1 + drafted)))
+            text += 1 + right
+        return self.now - began, course
+
+
+def ideal(cost, each: float, accept: float) -> float:
+    """Seconds of a token at the best constant length, on average."""
+    return min(PLAIN * (cost(1 + k) + k * each) / sum(accept ** i for i in range(k + 1)) for k in (0, *LENGTHS))
+
+
+@pytest.mark.parametrize("cost", [FLAT, REAL, STEEP, LINEAR])
+@pytest.mark.parametrize("each", [0.0, .1, .5, 1.0])
+@pytest.mark.parametrize("accept", [0.0, .3, .7, 1.0])
+def test_never_three_percent_slower_and_near_the_best_where_it_pays(cost, each, accept):
+    source = "model" if each else "lookup 2"
+    world = World(cost, each)
+    for turn in range(6):
+        took, _ = world.answer(lambda place: accept, source=source)
+        assert took <= 1.03 * HORIZON * PLAIN, turn
+    best = ideal(cost, each, accept)
+    took = sum(world.answer(lambda place: accept, source=source)[0] for _ in range(6)) / 6
+    assert took <= max(1.12 * best, PLAIN) * HORIZON * 1.03
+
+
+@pytest.mark.parametrize("each", [0.0, .1, .5])
+def test_a_text_that_turns_against_the_draft_is_found_out(each):
+    """Good for as long as it takes to be trusted, then always wrong; and the other way round; and in turn."""
+    for seed in range(10):
+        for accepts in (lambda place: float(place < 60), lambda place: float(place % 32 < 16), lambda place: float(place % 9 < 4)):
+            world = World(REAL, each, seed=seed)
+            for _ in range(4):
+                assert world.answer(accepts, source="model" if each else "lookup 9+")[0] <= 1.03 * HORIZON * PLAIN
+    late = World(FLAT, .05)
+    took, course = late.answer(lambda place: float(place > 500), tokens=1500)
+    assert took < .6 * 1500 * PLAIN, "it was tried again, and found to pay by then"
+
+
+def test_noise_of_the_clock_does_not_lead_it_astray():
+    for seed in range(6):
+        bad, good = World(REAL, .1, noise=.1, seed=seed), World(REAL, .05, noise=.1, seed=seed)
+        plain = World(REAL, .1, noise=.1, seed=seed + 100)
+        budget = sum(plain.spend(1) for _ in range(4 * HORIZON))
+        assert sum(bad.answer(lambda place: .2)[0] for _ in range(4)) <= 1.05 * budget
+        assert sum(good.answer(lambda place: .85)[0] for _ in range(4)) <= .75 * budget
+
+
+@pytest.mark.parametrize("prompt", [10, 400, 8000])
+def test_reading_a_long_prompt_is_within_the_budget(prompt):
+    """A draft that is always wrong, and that would have to read thousands of tokens first."""
+    world = World(REAL, .1)
+    for _ in range(3):
+        took, course = world.answer(lambda place: 0.0, prompt=prompt)
+        assert took <= 1.03 * HORIZON * PLAIN + .03 * prompt / 8 * PLAIN
+
+
+def test_a_fixed_length_is_kept_whatever_it_costs():
+    """SP-11: acceptance .3, a draft of half the target's cost, four ids: 0.48 times the speed, and said so."""
+    world = World(lambda r: 1.0, .5)
+    world.answer(lambda place: 0.0, tokens=8)               # what a plain pass costs is known
+    took, course = world.answer(lambda place: .3, tokens=20_000, length=4)
+    expected = sum(.3 ** i for i in range(5)) / (1 + 4 * .5)
+    assert expected == pytest.approx(.475, abs=.001)
+    report = course.report([])
+    assert set(dict(report.lengths)) <= {4, 3, 2, 1, 0} and dict(report.lengths)[4] > .99 * sum(dict(report.lengths).values())
+    assert report.speedup == pytest.approx(expected, rel=.03) and not report.resting
+    world = World(lambda r: 1.0, .5)
+    took, course = world.answer(lambda place: .3, tokens=2000)
+    assert took <= 1.02 * 2000 * PLAIN and course.report([]).resting
+
+
+def test_the_report_counts_each_place():
+    """SP-10: rounds of 4, 4, 0, 4 with 4, 1, 0, 0 right."""
+    controller = Controller(lambda: 0.0)
+    course = controller.course(DraftSpec("d", 4), 5, 100)
+    for length, right in ((4, 4), (4, 1), (0, 0), (4, 0)):
+        course.verified("model", length, right, right + 1)
+    report = course.report([])
+    assert report.acceptance == pytest.approx(5 / 12) and report.tokens_per_pass == 2.25
+    assert report.positions == ((3, 2), (2, 1), (1, 1), (1, 1))
+    assert report.lengths == ((0, 1), (4, 3)) and report.sources == (("model", 12, 5),)
+
+
+# ------------------------------------------------------------------------------------------- costs
+def test_costs_between_and_beyond_the_measured_ones():
+    costs = PassCosts()
+    assert costs.expected(1) is None
+    costs.saw(1, 10.0)
+    assert costs.most(4) == 40 and 10 < costs.expected(4) < 20
+    costs.saw(5, 18.0)
+    assert costs.expected(3) == 14 and costs.most(3) == 14 and costs.most(7) == 38 and costs.expected(7) == 22
+
+
+def test_one_disturbed_measurement_moves_a_cost_by_little():
+    costs = PassCosts()
+    for seconds in (30.0, 11.0, 10.0, 10.0):
+        costs.saw(1, seconds)
+    assert costs.expected(1) == pytest.approx(10)
+    costs.saw(1, 500.0)
+    assert costs.expected(1) < 10.4
+    for _ in range(60):
+        costs.saw(1, 20.0)
+    assert costs.expected(1) == pytest.approx(20, rel=.02)
+
+
+def test_acceptance_is_by_place_given_those_before():
+    luck = Acceptance(.5, 0.001, .999999)
+    for length, right in ((3, 3), (3, 1), (3, 0), (1, 1)):
+        luck.saw(length, right)
+    assert [round(rate, 2) for rate in luck.rates(3)] == [.75, .5, 1.0]
+    assert luck.gain(2) == pytest.approx([0, .75, .75 + .375], abs=.01)
