@@ -23,6 +23,7 @@ from backends.base import (
 from backends.engine.worker import Beat, WorkerSettings
 from backends.link import Call, Link
 from backends.proxy import EngineModel
+from backends.speculative import UNCOMPARED, Difference, parts
 
 START_SECONDS = 180.0                   # importing torch from a cold, slow disk
 CANCEL_SECONDS, STOP_SECONDS = 0.5, 0.5  # at the end: for cancelled answers to be heard, and for the process to go by itself
@@ -151,7 +152,7 @@ class EngineHost:
 
     def needed(self, loaded: Loaded, request: Request) -> list[Loaded]:
         """The models that an answer wants in memory: its own, and the one that drafts for it."""
-        name = request.draft.name.removeprefix("lookup+") if request.draft is not None else None
+        name = parts(request.draft.name)[1] if request.draft is not None else None
         with self._lock:
             draft = self._models.get(name)
         return [loaded] if draft is None else [loaded, draft]
@@ -170,6 +171,14 @@ class EngineHost:
         if self.model(loaded.name) is not None:             # it came back
             self.on_change()
         return link
+
+    def difference(self, target: str, draft: str) -> Difference | None:
+        """Where the vocabularies of two models part; UNCOMPARED while one of them is not in memory."""
+        with self._lock:
+            pair = [self._models.get(name) for name in (target, draft)]
+        if None in pair or not all(map(self.has, pair)):
+            return UNCOMPARED
+        return pair[0].link.call("difference", target, draft).result()
 
     # ------------------------------------------------------------------------------------------ answers
     def raise_unless_open(self, loaded: Loaded) -> None:

@@ -90,6 +90,46 @@
     if (button && Object.prototype.hasOwnProperty.call(clicks, button.id)) { clicks[button.id](); }
   });
 
+  // Accepted draft tokens are tinted as ranges over the rendered answer: its text stays as it is, for copying and editing. What
+  // was drafted comes as runs of text; their letters and digits are found again in the answer, in order, whatever Markdown made
+  // of the rest.
+  var tinting = false, LETTER = /[\p{L}\p{N}]/u;
+  function letters(root) {
+    var walker = document.createTreeWalker(root, NodeFilter.SHOW_TEXT), found = [], text = '', node;
+    while ((node = walker.nextNode())) {
+      var at = 0;
+      for (var sign of node.data) {
+        if (LETTER.test(sign)) { found.push([node, at, sign.length]); text += sign; if (sign.length === 2) { found.push([node, at, 2]); } }
+        at += sign.length;
+      }
+    }
+    return {places: found, text: text};
+  }
+  function tint() {
+    tinting = false;
+    if (!window.Highlight || !CSS.highlights) { return; }
+    var holder = document.querySelector('#gz-stats [data-drafted]'), answers = document.querySelectorAll('#gz-chatbot .bot.message');
+    if (!holder || !answers.length) { CSS.highlights.delete('gz-drafted'); return; }
+    var all = letters(answers[answers.length - 1]), ranges = [], from = 0;
+    JSON.parse(holder.dataset.drafted).forEach(function (run) {
+      var wanted = Array.from(run[0]).filter(function (sign) { return LETTER.test(sign); }).join('');
+      var at = wanted ? all.text.indexOf(wanted, from) : -1;
+      if (at < 0 || at > from + 80) { return; }
+      from = at + wanted.length;
+      if (!run[1]) { return; }
+      var first = all.places[at], last = all.places[from - 1], range = new Range();
+      range.setStart(first[0], first[1]);
+      range.setEnd(last[0], last[1] + last[2]);
+      ranges.push(range);
+    });
+    CSS.highlights.set('gz-drafted', new Highlight(...ranges));
+  }
+  document.addEventListener('DOMContentLoaded', function () {
+    new MutationObserver(function () {
+      if (!tinting) { tinting = true; setTimeout(tint, 120); }
+    }).observe(document.body, {childList: true, subtree: true, characterData: true, attributes: true, attributeFilter: ['data-drafted']});
+  });
+
   // An answer goes on while nobody looks; a page that is looked at again after a while asks for what it missed.
   var away = 0;
   document.addEventListener('visibilitychange', function () {

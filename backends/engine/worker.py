@@ -6,7 +6,8 @@ Refuses to know what a model or a page is. It lives as long as its pipe: when th
 
 Commands (front → here):  (verb, id, *arguments)
     load name path backend options revision · check name path backend options · unload name · generate name request
-    tokenize name prompt special · detokenize name ids · embed name prompts · stats · cancel · stop
+    tokenize name prompt special · detokenize name ids · difference target draft
+    embed name prompts · stats · cancel · stop
 Messages (here → front):  ("hello", pid) · ("beat", Beat) · ("progress", id, Progress) · ("done", id, value)
     ("fail", id, GainzError) · ("events", [(id, (Event, …)), …]) · ("crash", GainzError)
 """
@@ -171,6 +172,10 @@ class Worker:
     def do_embed(self, call: int, name: str, prompts: tuple) -> None:
         self.cancels[call] = Cancel()
         self.apart(call, "embedding", lambda: self.embed(call, name, prompts))
+
+    def do_difference(self, call: int, target: str, draft: str) -> None:
+        self.desk.submit(self.attempt, call, "comparing vocabularies",
+                         lambda: self.engine.difference(self.model(target), self.model(draft)))
 
     def do_load(self, call: int, *arguments: Any) -> None:
         self.cancels[call] = cancel = Cancel()

@@ -37,6 +37,7 @@ class View:
     usage: Usage | None = None
     timing: Timing | None = None
     error: GainzError | None = None
+    runs: tuple[tuple[str, bool], ...] = ()     # the text in runs: were these accepted draft tokens? () where none was
 
 
 class Answer:
@@ -46,6 +47,7 @@ class Answer:
         self.cancel, self.about = Cancel(), about
         self._start, self._changed = start, threading.Condition()
         self._text: list[str] = []
+        self._runs: list[tuple[str, bool]] = []
         self._tokens, self._version, self._first = 0, 0, None
         self._begun, self.ended = time.monotonic(), None
         self._finish = self._progress = self._usage = self._timing = self._error = None
@@ -75,12 +77,20 @@ class Answer:
                 self._first = time.monotonic()
             self._tokens += len(event.ids)
             self._text.append(event.text)
+            for text, drafted in zip(event.parts, event.drafted) if event.parts else ((event.text, False),):
+                self._run(text, drafted)
             self._finish = event.finish or self._finish
             self._progress = event.progress or (None if event.ids else self._progress)
             if event.last:
                 self._usage, self._timing, self._error = event.usage, event.timing, event.error
             self._version += 1
             self._changed.notify_all()
+
+    def _run(self, text: str, drafted: bool) -> None:
+        if self._runs and self._runs[-1][1] == drafted:
+            self._runs[-1] = self._runs[-1][0] + text, drafted
+        elif text:
+            self._runs.append((text, drafted))
 
     @property
     def version(self) -> int:
@@ -102,7 +112,8 @@ class Answer:
             return View("".join(self._text), self._tokens, self.ended is not None, self._finish,
                         timing.ttft_seconds if timing else first - self._begun if first else None,
                         (timing and timing.decode_tokens_per_second) or live, now - self._begun,
-                        self._progress, self._usage, timing, self._error)
+                        self._progress, self._usage, timing, self._error,
+                        tuple(self._runs) if any(drafted for _, drafted in self._runs) else ())
 
     @property
     def running(self) -> bool:

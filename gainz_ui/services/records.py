@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from backends.base import DiskFull, Event, GainzError, Message, ModelInfo, NameRefused, Request
+from backends.base import DiskFull, Event, GainzError, Message, ModelInfo, NameRefused, Request, Speculation
 
 log = logging.getLogger(__name__)
 KEPT = 5                                # rotated files beside the current one
@@ -156,6 +156,7 @@ class Followed(Iterator[Event]):
                       "prefill_tps": _round(timing.prefill_tokens_per_second),
                       "decode_tps": _round(timing.decode_tokens_per_second),
                       "error": last.error and last.error.code}
+            facts |= _drafting(usage.speculation if usage else None)
         if self._records._content:
             facts |= {"prompt": _prompt(self._request), "answers": ["".join(parts) for parts in self._texts.values()]}
         self._records.line(facts)
@@ -168,6 +169,15 @@ class Followed(Iterator[Event]):
 def _head(request: Request, info: ModelInfo) -> dict[str, Any]:
     return {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "id": request.id, "model": info.name, "revision": info.revision,
             "backend": info.backend, "draft": request.draft and request.draft.name}
+
+
+def _drafting(told: Speculation | None) -> dict[str, Any]:
+    """How drafting went, where it was asked for."""
+    if told is None:
+        return {}
+    return {"draft_length": told.length, "acceptance": _round(told.acceptance), "tokens_per_pass": _round(told.tokens_per_pass),
+            "acceptance_by_position": [_round(right / tried) for tried, right in told.positions],
+            "draft_lengths": dict(told.lengths), "speedup": _round(told.speedup), "draft_resting": told.resting}
 
 
 def _prompt(request: Request) -> Any:

@@ -14,14 +14,15 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from backends import estimate as sizing
+from backends import estimate as sizing, speculative
 from backends.base import (
-    Cancel, EngineStopping, Event, GainzError, MemoryEstimate, Message, Model, ModelDir, ModelInfo, ModelNotLoaded, Progress,
-    ProgressFn, Request, UnknownFormat, make_options)
+    Cancel, Embeddings, EngineStopping, Event, GainzError, MemoryEstimate, Message, Model, ModelDir, ModelInfo, ModelNotLoaded,
+    NotSupported, Progress, ProgressFn, Request, UnknownFormat, make_options)
 from backends.host import EngineHost
 from backends.registry import Registry
 from gainz_ui.services import catalog as shelf
 from gainz_ui.services.catalog import BackendEntry, CatalogEntry
+from gainz_ui.services.drafts import Pairs
 from gainz_ui.services.records import Records
 from gainz_ui.services.reload import difference, refuse_if_too_big, values
 from gainz_ui.services.signals import Signal
@@ -53,6 +54,7 @@ class Studio:
         self._loading: dict[str, tuple[Progress, float]] = {}
         self._used: list[str] = []                          # loaded names, the last loaded at the end
         self._holds: list[str] = []                         # reasons for not being ready yet
+        self._pairs = Pairs(self)
         self._stopping = False
         self._born = time.monotonic()
 
@@ -186,19 +188,45 @@ class Studio:
             raise self._not_loaded(name)
         return model
 
+    def _asked(self, name: str | None, cancel: Cancel) -> Model:
+        """`model`, for somebody who waits: one that is not loaded is loaded first, if the settings say so."""
+        try:
+            return self.model(name)
+        except ModelNotLoaded:
+            if name is None or not self.settings.load_on_demand:
+                raise
+        self.load(name, cancel=cancel)
+        return self.model(name)
+
     def submit(self, request: Request, model: str | None = None, cancel: Cancel | None = None) -> Iterator[Event]:
         """The answer, event by event. What is wrong with the request is raised here, before the first event; afterwards
         errors come in the last event. Closing the iterator cancels. Every request leaves one line in the request log."""
         self._raise_if_stopping()
-        chosen = self.model(model)
+        cancel = cancel or Cancel()
+        chosen = self._asked(model, cancel)
         limit = request.time_limit or self.settings.time_limit or None
         request = replace(request, id=request.id or uuid.uuid4().hex[:16], time_limit=limit)
         try:
-            events = chosen.generate(request, cancel or Cancel())
+            if request.draft is not None:
+                speculative.check(request.draft, chosen.info, self.loaded())
+            events = chosen.generate(request, cancel)
         except GainzError as error:
             self.records.refused(request, chosen.info, error)
             raise
         return self.records.follow(request, chosen.info, events)
+
+    def embed(self, prompts: Sequence[str | tuple[int, ...]], model: str | None = None, cancel: Cancel | None = None) -> Embeddings:
+        """Mean-pooled last hidden states; waits. NotSupported where the model's cannot be read."""
+        self._raise_if_stopping()
+        cancel = cancel or Cancel()
+        chosen = self._asked(model, cancel)
+        if "embeddings" not in chosen.info.capabilities:
+            raise NotSupported(f"{chosen.info.name} cannot embed: its hidden states cannot be read.", field="model")
+        return chosen.embed(prompts, cancel)
+
+    def drafts(self, model: str | None = None) -> list[speculative.Pairing]:
+        """Everything that could draft for the model, and of what does not fit the reason."""
+        return self._pairs.of(self.model(model).info)
 
     def tokenize(self, prompt: str | tuple[Message, ...], model: str | None = None, *,
                  special: bool = True) -> tuple[int, ...]:

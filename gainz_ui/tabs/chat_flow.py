@@ -17,7 +17,7 @@ from gainz_ui.i18n import explain, language, tr
 from gainz_ui.page import Page
 from gainz_ui.services.answers import Answer
 from gainz_ui.services.chat import Chat, answer_room, archive, fit
-from gainz_ui.tabs import chat_view as show
+from gainz_ui.tabs import chat_view as show, draft_view as drafting
 from gainz_ui.tabs.snippets import address_of, chat_snippets, snippets
 from gainz_ui.widgets import shown
 
@@ -88,7 +88,7 @@ class Flow:
 
     async def _ask(self, request: gr.Request, chat: Chat, settings: Any, go_on: bool = False) -> AsyncIterator[Update]:
         words = language(request)
-        model, system, overflow, *values = settings
+        model, system, overflow, draft, draft_length, *values = settings
         chat = replace(chat, system=system or "")
         prefix = chat.turns[-1].content if go_on else ""
         yield self._asking(words, chat, prefix)
@@ -97,7 +97,7 @@ class Flow:
         except GainzError as error:
             yield self._refused(words, chat, error)
             return
-        wire = Request(asked.chat.sent(), asked.sampling, continue_last=go_on)
+        wire = Request(asked.chat.sent(), asked.sampling, drafting.spec(draft, draft_length), continue_last=go_on)
         kept = asked.chat.cut(len(asked.chat.turns) - 1) if go_on else asked.chat
         asked = replace(asked, chat=kept)
         answer = self.page.answers.begin(chat.id, lambda cancel: self.page.studio.submit(wire, model, cancel), asked)
@@ -160,7 +160,7 @@ class Flow:
         view = answer.view()
         stats = show.figures(view, asked.info, asked.prompt_tokens, asked.sampling)
         return {self.parts["chatbot"]: show.messages(words, asked.chat, asked.prefix + view.text),
-                self.parts["stats"]: shown(show.strip(words, stats, view)), **self._busy()}
+                self.parts["stats"]: shown(show.strip(words, stats, view) + drafting.marks(view.runs, asked.prefix)), **self._busy()}
 
     def _ended(self, words: str, asked: Asked, answer: Answer) -> Update:
         view = answer.view()
@@ -168,7 +168,7 @@ class Flow:
         chat = asked.chat.say("assistant", text, stats) if text or view.error is None else asked.chat
         cut = view.finish in show.CUT_SHORT and bool(text)
         return {self.parts["chat"]: chat.to_json(), self.parts["chatbot"]: show.messages(words, chat),
-                self.parts["stats"]: shown(show.strip(words, stats)),
+                self.parts["stats"]: shown(show.strip(words, stats) + drafting.marks(view.runs, asked.prefix)),
                 self.parts["notice"]: _tell(words, view.error) if view.error else _hide(),
                 **self._idle(go_on=cut, retry=view.error is not None)}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from backends.base import ModelInfo, Sampling
@@ -10,6 +11,7 @@ from gainz_ui import html, shield
 from gainz_ui.i18n import tr
 from gainz_ui.services.answers import View
 from gainz_ui.services.chat import Chat
+from gainz_ui.tabs import draft_view
 
 THINKING = ("<think>", "</think>")                        # around what a model says to itself: the Chatbot folds it
 CUT_SHORT = {"length", "cancelled", "time_limit"}       # finishes after which an answer can be continued
@@ -71,8 +73,8 @@ def figures(view: View, info: ModelInfo | None, prompt_tokens: int, sampling: Sa
             "context": info.context,
             "notes": list(info.notes),
         }
-    if usage and usage.drafted:
-        stats |= {"drafted": usage.drafted, "accepted": usage.accepted}
+    if usage and usage.speculation:
+        stats |= {"drafted": usage.drafted, "accepted": usage.accepted, "drafting": asdict(usage.speculation)}
     return stats
 
 
@@ -87,7 +89,7 @@ def strip(language: str, stats: Mapping[str, Any] | None, view: View | None = No
             (say("stat_tokens"), html.number(stats["completion_tokens"]), ""),
             (say("stat_prompt"), html.number(stats["prompt_tokens"]), ""),
             (say("stat_cached"), "–" if stats.get("cached_tokens") is None else html.number(stats["cached_tokens"]), "")]
-    return (_activity(language, view) + html.tiles(rows) + _context(language, stats)
+    return (_activity(language, view) + html.tiles(rows) + draft_view.line(language, stats.get("drafting")) + _context(language, stats)
             + f'<p class="gz-served">{_served(language, stats)}</p>' + _notes(language, stats))
 
 

@@ -53,7 +53,8 @@ def chat_snippets(request: Request, model: str | None, address: Address = Addres
     *earlier, last = request.prompt
     system = next((m.content for m in earlier if m.role == "system"), None)
     history = [{"role": m.role, "content": m.content} for m in earlier if m.role != "system"]
-    given = {"history": history, "system": system, "model": model, **options}
+    draft, length = (request.draft.name, request.draft.length) if request.draft else (None, None)
+    given = {"history": history, "system": system, "model": model, "draft": draft, "draft_length": length, **options}
     arguments = "".join(f"    {name}={value!r},\n" for name, value in given.items() if value)
     python = (
         f"{_client(address)}job = client.submit(\n    {last.content!r},\n"
@@ -61,7 +62,8 @@ def chat_snippets(request: Request, model: str | None, address: Address = Addres
         '    print(answer["text"])\n'
     )
     messages = [{"role": m.role, "content": m.content} for m in request.prompt]
-    return python, _curl(address, "/generate", {"model": model, "messages": messages, **options})
+    drafted = {"draft": {"name": draft, "length": length} if length else draft} if draft else {}
+    return python, _curl(address, "/generate", {"model": model, "messages": messages, **drafted, **options})
 
 
 def call_snippets(name: str, arguments: dict[str, Any], address: Address = Address()) -> tuple[str, str]:

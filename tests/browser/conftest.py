@@ -86,6 +86,7 @@ class Stage:
         studio._models.clear()
         studio._models.update({name: info(name, studio.context) for name in loaded})
         studio.requests.clear()
+        studio.speedup = 1.62
         self.startup.task, self.startup.error = None, None
         self.jobs.reset()
         studio.changed.emit()

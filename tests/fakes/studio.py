@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+from backends import speculative
 from backends.base import (
     Backend,
     Cancel,
@@ -21,6 +22,7 @@ from backends.base import (
     ModelNotLoaded,
     OutOfMemory,
     Progress,
+    Speculation,
     Timing,
     Usage,
     make_options,
@@ -43,7 +45,7 @@ class FakeStudio:
         self.records = SimpleNamespace(write_output=lambda kind, name, data: self.written.update({(kind, name): data}))
         self._models: dict[str, ModelInfo] = {}
         self._running = 0
-        self.dead = ""
+        self.dead, self.speedup = "", 1.62
         backend = Backend("gguf", "GGUF", (), LocalOptions, lambda model: None, lambda *a: None)
         self.registry = SimpleNamespace(backends=(backend,))
         self._entries = {
@@ -60,6 +62,7 @@ class FakeStudio:
                 local=True,
                 revision=None,
                 source="",
+                parent="",
                 notes=(),
                 ready=not reason,
             )
@@ -129,6 +132,11 @@ class FakeStudio:
             raise ModelNotLoaded("No model is loaded.", field="model")
         return SimpleNamespace(info=self._models[name or list(self._models)[-1]])
 
+    def drafts(self, model=None):
+        target = self.model(model).info
+        return speculative.pairings(target, self._models.values(), lambda name: speculative.Difference(7, "a", "b"),
+                                    {name: (9 * GB, 4 * GB) for name in ("giant",)})
+
     def tokenize(self, prompt, model=None):
         text = prompt if isinstance(prompt, str) else "\n".join(f"{m.role} {m.content}" for m in prompt)
         return tuple(range(len(text.split())))
@@ -149,15 +157,19 @@ class FakeStudio:
         first = time.monotonic()
         while made < limit and not cancel.is_set():
             time.sleep(max(0.0, first + made / self.speed - time.monotonic()))
-            yield Event(text=("" if made == 0 else " ") + WORDS[made % len(WORDS)], ids=(made,))
-            made, self.steps = made + 1, self.steps + 1
+            count = min(limit - made, 3 if request.draft else 1)
+            words = tuple(("" if n == 0 else " ") + WORDS[n % len(WORDS)] for n in range(made, made + count))
+            drafted = tuple(n < count - 1 for n in range(count))
+            yield Event(text="".join(words), ids=tuple(range(made, made + count)), drafted=drafted,
+                        parts=words if any(drafted) else ())
+            made, self.steps = made + count, self.steps + 1
         finish = "cancelled" if cancel.is_set() else "length" if made == request.sampling.max_tokens else "stop"
         yield Event(finish=finish)
         now = time.monotonic()
         self._running -= 1
         yield Event(
             -1,
-            usage=Usage(prompt, made, min(16, prompt - 1)),
+            usage=Usage(prompt, made, min(16, prompt - 1), speculation=self._told(request.draft)),
             timing=Timing(
                 0.0,
                 first - begun,
@@ -168,6 +180,14 @@ class FakeStudio:
                 (made - 1) / max(now - first, 1e-9) if made > 1 else None,
             ),
         )
+
+    def _told(self, draft):
+        """What was drafted, as a test wants it told."""
+        if draft is None:
+            return None
+        told = Speculation(draft.name, draft.length, 0.75, 2.5, ((16, 14), (14, 10)), ((0, 2), (2, 14)), (("lookup 3-4", 32, 24),),
+                           0.01, self.speedup)
+        return told if self.speedup else replace(told, acceptance=None, lengths=((0, 30),), positions=(), sources=(), resting=True)
 
     # how things stand
     def snapshot(self):
@@ -211,5 +231,6 @@ def info(name: str, context: int) -> ModelInfo:
         estimate=MemoryEstimate(110_000_000, 94_371_840, 60_000_000, 4 * GB, context, 8192),
         peak_bytes=255_000_000,
         load_seconds=1.2,
+        capabilities=("batch", "prefix", "draft"),
         notes=("No C++ compiler was found: the aten kernels are used, which are slower.",),
     )

@@ -1,0 +1,110 @@
+"""Drafting on the page, pure: what can be chosen and why not, how it went and whether it paid, which words were drafted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from backends.base import DraftSpec, ModelInfo
+from backends.speculative import LOOKUP, STACKED, Pairing
+from gainz_ui import html
+from gainz_ui.i18n import tr
+from gainz_ui.units import size
+
+LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16)
+PAYS, COSTS = 1.03, 0.97                # speed beside plain passes: above it pays, below it costs
+
+
+def spec(name: str | None, length: int | None) -> DraftSpec | None:
+    """What the two widgets ask for."""
+    return DraftSpec(name, int(length) or None) if name else None
+
+
+def choices(language: str, pairs: Sequence[Pairing]) -> list[tuple[str, str]]:
+    """For the dropdown: no draft, what fits, lookup before each model, and what does not fit with its reason."""
+    say = lambda key, **values: tr(language, key, **values)  # noqa: E731
+    out = [(say("draft_off"), "")]
+    fit = [pair for pair in pairs if pair.fits]
+    models = [pair for pair in fit if pair.name != LOOKUP]
+    out += [(say("draft_lookup"), LOOKUP) for pair in fit if pair.name == LOOKUP]
+    out += [(say("draft_through_text", name=pair.name) if pair.how == "text" else pair.name, pair.name) for pair in models]
+    out += [(say("draft_stacked", name=pair.name), STACKED + pair.name) for pair in models]
+    return out + [(say("draft_unfit", name=say("draft_lookup") if pair.name == LOOKUP else pair.name, reason=why(language, pair)),
+                   pair.name) for pair in pairs if not pair.fits]
+
+
+def why(language: str, pair: Pairing) -> str:
+    values = {key: size(value) if key in ("need", "free") else value for key, value in pair.values.items()}
+    return tr(language, f"pair_{pair.code}", **values)
+
+
+def about(language: str, chosen: str | None, pairs: Sequence[Pairing], target: ModelInfo) -> str:
+    """Below the choice: what there is to know of it, or why it cannot be; and what the target's kernels do not promise."""
+    if not chosen:
+        return ""
+    name = chosen.removeprefix(STACKED)
+    pair = next((pair for pair in pairs if pair.name == name), None)
+    parts = []
+    if pair is not None:
+        parts.append(html.notice("plain" if pair.fits else "bad", "", [why(language, pair)], live=False) if not pair.fits
+                     else f'<p class="gz-served">{html.escape(why(language, pair))}</p>')
+    if not target.lossless:
+        words = tr(language, "draft_not_exact", model=target.name, kernels=target.kernels or target.path)
+        parts.append(html.notice("warn", "", [words], live=False))
+    return "".join(parts)
+
+
+# ---------------------------------------------------------------------------------------------- how it went
+def verdict(told: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
+    """Key and values of the sentence that says whether drafting paid. ``told``: a `Speculation` as a mapping."""
+    factor = told["speedup"]
+    values = {"factor": f"{factor:.2f}"} if factor else {}
+    passes = sum(count for _, count in told["lengths"])
+    if not any(length for length, _ in told["lengths"]):
+        return ("verdict_draft_rested" if told["resting"] else "verdict_draft_nothing" if passes > 8 else "verdict_draft_short"), {}
+    if factor is None or passes < 4:
+        return "verdict_draft_short", {}
+    if factor >= PAYS:
+        return "verdict_draft_faster", values
+    if factor < COSTS:
+        return "verdict_draft_slower", values
+    return ("verdict_draft_rested" if told["resting"] else "verdict_draft_same"), {}
+
+
+def line(language: str, told: Mapping[str, Any] | None) -> str:
+    """Acceptance, tokens a pass, measured speed and the verdict; places and lengths folded below."""
+    if not told:
+        return ""
+    say = lambda key, **values: tr(language, key, **values)  # noqa: E731
+    drafted = sum(count for _, count, _ in told["sources"])
+    name = say("draft_lookup") if told["draft"] == LOOKUP else told["draft"]
+    if drafted:
+        facts = [say("draft_line", draft=name, rate=f"{told['acceptance']:.0%}", drafted=html.number(drafted),
+                     tokens=f"{told['tokens_per_pass']:.2f}")]
+        if told["speedup"]:
+            facts.append(say("draft_speed", factor=f"{told['speedup']:.2f}"))
+    else:
+        facts = [say("draft_line_none", draft=name)]
+    key, values = verdict(told)
+    kind = {"verdict_draft_faster": "good", "verdict_draft_slower": "warn"}.get(key, "plain")
+    extra = [say("draft_tinted")] if told["acceptance"] else []
+    return (f'<div class="gz-drafting gz-{kind}"><p><strong>{html.escape(say(key, **values))}</strong> '
+            f'{html.escape(" · ".join(facts))}. {html.escape(" ".join(extra))}</p>{_details(say, told)}</div>')
+
+
+def _details(say: Any, told: Mapping[str, Any]) -> str:
+    if not told["positions"]:
+        return ""
+    rates = " · ".join(f"{right / tried:.0%}" for tried, right in told["positions"])
+    lengths = " · ".join(f"{length} ({passes})" for length, passes in told["lengths"])
+    return f'<p class="gz-served">{html.escape(say("draft_positions", rates=rates))}<br>{html.escape(say("draft_lengths", lengths=lengths))}</p>'
+
+
+def marks(runs: Sequence[tuple[str, bool]], before: str = "") -> str:
+    """A hidden element from which page.js tints the accepted draft tokens of the last answer. ``before``: text in front of
+    the first run."""
+    if not runs:
+        return ""
+    data = json.dumps([[before, 0], *([text, int(drafted)] for text, drafted in runs)], ensure_ascii=False, separators=(",", ":"))
+    return f'<div hidden data-drafted="{html.escape(data)}"></div>'
