@@ -153,6 +153,7 @@ class Request:
     time_limit: float | None = None    # seconds from submission; at the limit the partial text, finish "time_limit"
     template: tuple[tuple[str, Any], ...] = ()  # extra variables for the chat template (tools, enable_thinking …)
     continue_last: bool = False        # chat: continue the last assistant turn in place of opening a new one
+    queue_limit: float | None = None   # seconds it may wait for its turn; then QueueFull
     prompt_limit: int | None = None    # most tokens that the prompt may have, whatever the context
     schema: str | None = None          # a JSON schema, as JSON text: the answer is one JSON text of it, by masks before sampling
 
@@ -162,6 +163,8 @@ class Request:
             raise InvalidRequest("The prompt must be text, messages or token ids.", field="prompt")
         if self.time_limit is not None:
             _check("time_limit", self.time_limit, 0.001, 86_400)
+        if self.queue_limit is not None:
+            _check("queue_limit", self.queue_limit, 0.001, 86_400)
         if self.schema is not None:
             self._check_schema()
 

@@ -21,6 +21,7 @@ from typing import Any
 
 from backends.base import BadSetting, PortTaken, ProgressFn
 from gainz_ui.services.jobs import Jobs
+from gainz_ui.services.keys import KeyFile, KeyRing
 from gainz_ui.services.startup import Startup
 from gainz_ui.services.store import Store
 from gainz_ui.services.studio import Studio
@@ -97,20 +98,29 @@ def build_app(house: House, page: Callable[[House], Any] | None = None) -> Any:
     from fastapi import FastAPI
 
     from gainz_ui import shell
-    from gainz_ui.api import errors, native
+    from gainz_ui.api import errors, native, openai_routes, openapi
     from gainz_ui.api.security import UPLOAD_LIMIT, Guard
     settings = house.settings
     app = FastAPI(title="Gainz", docs_url=None, redoc_url=None)      # their pages load scripts from elsewhere
     errors.install(app)
     app.include_router(native.router(house.studio, house.startup))
+    app.include_router(openai_routes.router(house.studio))
+    openapi.install(app)
     app.state.demo = (page or _page)(house)
     app = gr.mount_gradio_app(app, app.state.demo, path="/", server_name=settings.host, server_port=settings.port,
                               allowed_paths=[str(settings.outputs.resolve())], max_file_size=UPLOAD_LIMIT,
                               blocked_paths=[str(folder.resolve()) for folder in (settings.models, settings.logs)],
                               **shell.mount_options(settings.language))
-    app.add_middleware(Guard, host=settings.host, key=settings.api_key, hosts=settings.allowed_hosts,
+    _mounted(app).add_exception_handler(gr.route_utils.FnIndexInferError, errors.no_such_name)
+    app.add_middleware(Guard, host=settings.host, keys=KeyRing(KeyFile(settings.keys), settings.api_key), hosts=settings.allowed_hosts,
                        origins=settings.allowed_origins)
     return app
+
+
+def _mounted(app: Any) -> Any:
+    """Gradio's own application inside ours."""
+    import gradio as gr
+    return next(route.app for route in app.routes if isinstance(getattr(route, "app", None), gr.routes.App))
 
 
 def _page(house: House) -> Any:
@@ -125,7 +135,6 @@ def _page(house: House) -> Any:
 def make_server(app: Any, house: House, on_up: Callable[[], Any] = lambda: None) -> Any:
     """A uvicorn server that also stops with a page open: the page's event stream ends only when it is told to. ``on_up`` is
     called once the port answers: what takes long begins then, and competes with nothing before."""
-    import gradio as gr
     import uvicorn
 
     class Server(uvicorn.Server):
@@ -146,7 +155,7 @@ def make_server(app: Any, house: House, on_up: Callable[[], Any] = lambda: None)
             demo = app.state.demo
             demo.is_running = False
             demo._queue.close()
-            mounted = next(route.app for route in app.routes if isinstance(getattr(route, "app", None), gr.routes.App))
+            mounted = _mounted(app)
             if mounted.stop_event is None:
                 return
             try:

@@ -8,12 +8,12 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-from backends.base import (Event, GainzError, Message, ModelInfo, ModelNotFound, ModelNotLoaded, QueueFull, StepFailed, Timing,
+from backends.base import (Embeddings, Event, GainzError, Message, ModelInfo, ModelNotFound, ModelNotLoaded, QueueFull, StepFailed, Timing,
                            TokenLogprob, Usage)
 from gainz_ui.services.signals import Signal
 from gainz_ui.services.studio import Memory, Snapshot
 
-INFO = ModelInfo("tiny", "fake", "fake F32", context=64, chat_template=True)
+INFO = ModelInfo("tiny", "fake", "fake F32", context=64, vocab_size=32, chat_template=True, capabilities=("embeddings",))
 
 
 class FakeStudio:
@@ -61,6 +61,18 @@ class FakeStudio:
         self.model(name)
         self.present = {}
 
+    def tokenize(self, prompt, model=None, *, special=True):
+        self.model(model)
+        return tuple(([1] if special else []) + list(range(2, 2 + len(str(prompt).split()))))
+
+    def detokenize(self, ids, model=None):
+        self.model(model)
+        return "".join(self.words[i % 32] for i in ids)
+
+    def embed(self, prompts, model=None, cancel=None):
+        self.model(model)
+        return Embeddings(tuple((3.0, float(len(prompt)), 4.0) for prompt in prompts), tuple(len(prompt) for prompt in prompts))
+
     def submit(self, request, model=None, cancel=None):
         self.model(model)
         self.requests.append(request)
@@ -78,6 +90,7 @@ class FakeStudio:
             while time.monotonic() < deadline and not cancel.is_set():
                 time.sleep(0.005)
                 self.steps += 1
+            choices = range(request.sampling.n)
             for i in range(limit):
                 if cancel.is_set() or self.closed.is_set():
                     finish = "cancelled"
@@ -92,10 +105,13 @@ class FakeStudio:
                 word = self.words[i % 32]
                 logprobs = (TokenLogprob(i, word, -0.5, ((i, word, -0.5),), word.encode(), (word.encode(),)),) \
                     if request.sampling.logprobs is not None else ()
-                yield Event(0, self.words[i % 32], (i,), logprobs, finish=finish if made == limit else None)
+                for choice in choices:
+                    yield Event(choice, word, (i,), logprobs, finish=finish if made == limit else None)
             if made < limit:
-                yield Event(0, finish=finish)
-            yield Event(-1, usage=Usage(3, made, passes=made), timing=Timing(ttft_seconds=0.01, total_seconds=time.monotonic() - began))
+                for choice in choices:
+                    yield Event(choice, finish=finish)
+            yield Event(-1, usage=Usage(3, made * len(choices), passes=made, drafted=4, accepted=2), seed=7,
+                         timing=Timing(ttft_seconds=0.01, total_seconds=time.monotonic() - began))
         finally:
             self.running -= 1
 

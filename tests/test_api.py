@@ -25,12 +25,13 @@ from tests.api_fakes import FULL, INFO, FakeStudio
 
 
 @contextmanager
-def running(studio, *, key="", pool=None, tasks=None, origins=()):
+def running(studio, *, key="", pool=None, tasks=None, origins=(), extend=lambda app: None):
     """The routes on loopback under uvicorn, as in the real server; yields base URL and startup."""
     startup = Startup(Settings(), studio, None, tasks or Tasks())
     app = FastAPI(docs_url=None, redoc_url=None)
     errors.install(app)
     app.include_router(native.router(studio, startup))
+    extend(app)
     if pool:
         @app.get("/pool")
         def blocked() -> str:           # a plain function: it takes a thread of the loop's pool

@@ -14,7 +14,7 @@ from backends.engine.grammar import Grammars
 from backends.engine.loop import Engine
 from backends.engine.sampler import choose
 from backends.errors import InvalidRequest, NotSupported
-from tests.toys import EOS, SIZE, ToyDecoder, ask, drain, random_logits, toy_model
+from tests.toys import EOS, SIZE, ToyDecoder, ask, drain, toy_model
 
 PERSON = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 6}, "age": {"type": "integer", "maximum": 150},
                                            "kind": {"enum": ["cat", "dog"]}},

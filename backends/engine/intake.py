@@ -21,6 +21,9 @@ def prompt_ids(request: Request, text: TextCodec, vocab: Vocab) -> list[int]:
     else:
         ids = list(prompt)
         check_ids("prompt", ids, vocab)
+    if request.prompt_limit is not None and len(ids) > request.prompt_limit:
+        raise InvalidRequest(f"The prompt has {len(ids)} tokens; {request.prompt_limit} are allowed.", field="prompt",
+                             prompt_tokens=len(ids), remedy="Shorten the prompt, or use a key with a higher limit.")
     if not ids:
         if text.bos_id is None:
             raise InvalidRequest("The prompt is empty, and this model has no token to begin a text with.", field="prompt")

@@ -26,6 +26,7 @@ from backends.engine.process import typed
 from backends.engine.scheduler import Limits, Scheduler
 from backends.engine.sequence import Answer, Sequence
 from backends.engine.text import TextCodec
+from backends.engine.waiting import Queue
 from backends.errors import StepFailed
 
 log = logging.getLogger(__name__)
@@ -59,6 +60,7 @@ class Lane:
         self.answers: list[Answer] = []
         self.grammars = Grammars(model.text, model.decoder.vocab)
         self.embeds = EmbedQueue(model.decoder)
+        self.queue = Queue(model.info.streams)
         self.counters = Counters()
         self._measuring: Iterator[None] | None = None
 
@@ -90,6 +92,8 @@ class Lane:
         self.hurry()
         began = self.controller.clock()
         work = self.scheduler.plan()
+        for answer, late in list(self.queue.look(self.answers, time.monotonic())):
+            self.fail(answer, late)
         failed, self.scheduler.failed = self.scheduler.failed, []
         for sequence, error in failed:
             self.fail(sequence.answer, error)
@@ -270,6 +274,7 @@ class Lane:
 
     def _account(self, answer: Answer) -> None:
         timing = answer.timing(time.monotonic())
+        self.queue.served(timing.total_seconds - timing.queue_seconds)
         self.counters.cached_tokens += answer.cached
         self.counters.drafted += answer.drafted
         self.counters.accepted += answer.accepted

@@ -23,6 +23,7 @@ from backends.engine.lookup import LookupDrafter
 from backends.engine.scheduler import Limits
 from backends.engine.sequence import Answer, Sequence
 from backends.engine.vocabularies import first_difference
+from backends.engine.waiting import full
 
 if TYPE_CHECKING:
     from backends.engine.local import LocalModel
@@ -99,7 +100,7 @@ class Engine:
         with self._post:
             waiting = len(self._mail) + sum(one.admitted is None for lane in self._lanes for one in list(lane.answers))
             if waiting >= self.limits.queue:
-                raise QueueFull(f"{waiting} requests are waiting already.", waiting=waiting, limit=self.limits.queue)
+                raise full(waiting, self.limits.queue, lane.queue.seconds(waiting))
             self._mail.append((lane, answer))
             self._post.notify_all()
         cancel.on_set(self.wake)

@@ -14,9 +14,10 @@ from typing import Any
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from backends.errors import InvalidRequest, NoChatTemplate
+from backends.errors import InvalidRequest, NoChatTemplate, NotSupported
 
 TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 # What a foreign template can raise while it runs; anything else is a fault of ours.
@@ -114,6 +115,11 @@ class ChatTemplate:
     def _compiled(self) -> dict[str, jinja2.Template]:
         return {}
 
+    @cached_property
+    def _reads_tools(self) -> bool:
+        source = self._sources.get("tool_use", self._sources.get("default", ""))
+        return "tools" in jinja2.meta.find_undeclared_variables(_environment().parse(source))
+
     def _template(self, tools: bool) -> jinja2.Template:
         name = "tool_use" if tools and "tool_use" in self._sources else "default"
         if name not in self._sources:
@@ -138,6 +144,9 @@ class ChatTemplate:
         if continue_last:
             turns[-1]["content"] = turns[-1].get("content", "") + TAG
         template = self._template(bool(variables.get("tools")))
+        if variables.get("tools") and not self._reads_tools:
+            raise NotSupported("The model's chat template has no place for tools.", field="tools",
+                               remedy="Choose a model that was trained to call tools, or describe them in a message.")
         known = {**self._variables, "tools": None, "documents": None, "add_generation_prompt": not continue_last}
         known |= plain(variables)
         try:

@@ -11,31 +11,36 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, TypeVar
 
 from backends.base import Cancel, Event, GainzError
 
 log = logging.getLogger(__name__)
 Start = Callable[[Cancel], Iterator[Event]]
+T = TypeVar("T")
 
 
 class Answer:
-    """One generation. `batch` hands over what has come since the last call, `rest` all that is still to come; `close` cancels.
+    """One generation, or several at once, whose choices then count on: choice i of the k-th is ``k * stride + i``. `batch` hands over what has come since the last call, `rest` all that is still to come; `close` cancels.
 
     The loop is woken only while it waits: waking it for every token would cost more than sending them.
     """
 
-    def __init__(self, start: Start) -> None:
+    def __init__(self, *starts: Start, stride: int = 1) -> None:
         self.cancel = Cancel()
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
         self._items: deque[Event | GainzError] = deque()
         self._waiting = self._ended = False
-        threading.Thread(target=self._draw, args=(start,), name="http answer", daemon=True).start()
+        self._left, self._lock = len(starts), threading.Lock()
+        for place, start in enumerate(starts):
+            threading.Thread(target=self._draw, args=(start, place * stride), name="http answer", daemon=True).start()
 
-    def _draw(self, start: Start) -> None:
+    def _draw(self, start: Start, offset: int) -> None:
         try:
             for event in start(self.cancel):
-                self._items.append(event)
+                self._items.append(replace(event, index=event.index + offset) if offset and event.index >= 0 else event)
                 if self._waiting:
                     self._tell()
         except GainzError as error:
@@ -44,7 +49,9 @@ class Answer:
             log.exception("an answer failed")
             self._items.append(GainzError(f"{type(error).__name__} while answering.", remedy="The server's log has the traceback."))
         finally:
-            self._ended = True
+            with self._lock:
+                self._left -= 1
+                self._ended = not self._left
             self._tell()
 
     def _tell(self) -> None:
@@ -100,6 +107,37 @@ class Answer:
 
     def close(self) -> None:
         self.cancel.set()
+
+
+async def aside(call: Callable[[Cancel], T], receive: Any = None) -> T:
+    """``call`` in a thread of its own, awaited. With ``receive`` a client that leaves sets its flag. Raises what it raises."""
+    loop, cancel = asyncio.get_running_loop(), Cancel()
+    found: asyncio.Future[T] = loop.create_future()
+
+    def settle(set_, value) -> None:
+        if not found.done():
+            set_(value)
+
+    def work() -> None:
+        try:
+            value = call(cancel)
+        except Exception as error:  # noqa: BLE001  raised again where it is awaited
+            outcome = found.set_exception, error
+        else:
+            outcome = found.set_result, value
+        try:
+            loop.call_soon_threadsafe(settle, *outcome)
+        except RuntimeError:        # the loop has closed: the server is gone
+            log.debug("nobody awaits this any more")
+
+    threading.Thread(target=work, name="http work", daemon=True).start()
+    watcher = asyncio.create_task(watch_disconnect(receive, cancel)) if receive is not None else None
+    try:
+        return await found
+    finally:
+        cancel.set()
+        if watcher is not None:
+            watcher.cancel()
 
 
 async def watch_disconnect(receive, cancel: Cancel) -> None:

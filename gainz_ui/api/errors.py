@@ -1,11 +1,14 @@
 """Typed errors to HTTP, once: status, and one JSON shape for everything that goes wrong.
 
-``{"error": {"code", "message", "remedy", "field", "evidence"}}``. A subclass has its parent's status unless it is listed.
+``{"error": {"code", "message", "type", "param", "remedy", "field", "evidence"}}``: what OpenAI's clients read (message, type, param,
+code) and what people need (remedy, field, evidence) in one. A subclass has its parent's status unless it is listed.
 """
 
 from __future__ import annotations
 
 import logging
+import math
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -35,18 +38,35 @@ def status(error: GainzError) -> int:
     return next(STATUS[kind] for kind in type(error).__mro__ if kind in STATUS)
 
 
-def body(code: str, message: str, remedy: str = "", field: str | None = None, evidence: Any = None) -> dict[str, Any]:
-    return {"error": {"code": code, "message": message, "remedy": remedy, "field": field, "evidence": evidence or {}}}
+def kind(status: int) -> str:
+    """OpenAI's word for a class of errors."""
+    named = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+    return named.get(status, "server_error" if status >= 500 else "invalid_request_error")
+
+
+def body(code: str, message: str, remedy: str = "", field: str | None = None, evidence: Any = None, *,
+         status: int = 400) -> dict[str, Any]:
+    return {"error": {"code": code, "message": message, "type": kind(status), "param": field, "remedy": remedy, "field": field,
+                      "evidence": evidence or {}}}
 
 
 def error_body(error: GainzError) -> dict[str, Any]:
     data = error.to_dict()
-    return body(data["code"], data["cause"], data["remedy"], data["field"], data["evidence"])
+    return body(data["code"], data["cause"], data["remedy"], data["field"], data["evidence"], status=status(error))
 
 
 def respond(error: GainzError) -> JSONResponse:
-    headers = {"retry-after": "1"} if status(error) in (429, 503) else None
-    return JSONResponse(error_body(error), status(error), headers=headers)
+    code = status(error)
+    headers = {"retry-after": _seconds(error)} if code in (429, 503) else {"x-should-retry": "false"} if code in (409, 500) else None
+    return JSONResponse(error_body(error), code, headers=headers)      # OpenAI's clients would try a 409 again, in vain
+
+
+def _seconds(error: GainzError) -> str:
+    """When to try again: what the queue expects, else soon."""
+    try:
+        return str(max(1, math.ceil(float(error.evidence.get("seconds", 1)))))
+    except (TypeError, ValueError, OverflowError):
+        return "1"
 
 
 def install(app: FastAPI) -> None:
@@ -65,8 +85,8 @@ async def _gainz(request: Request, error: Exception) -> JSONResponse:
 async def _invalid(request: Request, error: Exception) -> JSONResponse:
     """The first fault that pydantic found, in our words: which field, and what was wrong with it."""
     assert isinstance(error, RequestValidationError)
-    fault = error.errors()[0]
-    where = [str(part) for part in fault["loc"] if part not in ("body", "query", "path")]
+    fault = _deepest(error.errors())
+    where = [str(part) for part in fault["loc"] if part not in ("body", "query", "path") and not _is_branch(part)]
     if fault["type"] == "json_invalid":
         return _no_json(fault.get("ctx", {}).get("error", fault["msg"]))
     if not where:
@@ -75,8 +95,23 @@ async def _invalid(request: Request, error: Exception) -> JSONResponse:
     if fault["type"] == "extra_forbidden":
         return JSONResponse(body("invalid_request", f"Unknown field {where[-1]!r}.",
                                  "Remove it: a field that is not known is refused, never ignored.", where[-1]), 400)
-    name = where[0] if where[0] != "messages" else ".".join(where)
+    name = ".".join(where) if where[0] in NESTED else where[0]
     return JSONResponse(body("invalid_request", f"{name}: {fault['msg']}.", base.InvalidRequest.advice, name), 400)
+
+
+NESTED = ("messages", "tools", "tool_choice", "response_format", "stream_options")
+
+
+def _deepest(faults: Sequence[Any]) -> Any:
+    """Of the first field that is wrong: of its alternatives, the one that came furthest is what was meant."""
+    def field(fault: Any) -> tuple:
+        return fault["loc"][:2]
+    return max((fault for fault in faults if field(fault) == field(faults[0])), key=lambda fault: len(fault["loc"]))
+
+
+def _is_branch(part: Any) -> bool:
+    """Pydantic's name for one alternative of a union, which is no field."""
+    return isinstance(part, str) and (part[:1].isupper() or "[" in part or part in ("str", "int", "float", "bool", "none"))
 
 
 async def _http(request: Request, error: Exception) -> JSONResponse:
@@ -84,7 +119,7 @@ async def _http(request: Request, error: Exception) -> JSONResponse:
     if error.status_code == 400:        # the one 400 of the framework's own: a body that it could not read as JSON
         return _no_json(_why_no_json(error.__cause__ or error.__context__))
     code, message, remedy = _PLAIN.get(error.status_code, ("http_error", str(error.detail), "See this answer's status and headers."))
-    return JSONResponse(body(code, message, remedy), error.status_code, headers=error.headers)
+    return JSONResponse(body(code, message, remedy, status=error.status_code), error.status_code, headers=error.headers)
 
 
 def _no_json(why: str) -> JSONResponse:
@@ -102,8 +137,14 @@ def _why_no_json(reason: BaseException | None) -> str:
     return "it cannot be read"
 
 
+async def no_such_name(request: Request, error: Exception) -> JSONResponse:
+    """Gradio's routes know no endpoint of that name; by itself it would call that a fault of the server."""
+    return JSONResponse(body("not_found", "There is no endpoint of that name.", "The names are listed in README.md and at "
+                             "/gradio_api/info.", status=404), 404)
+
+
 async def _unexpected(request: Request, error: Exception) -> JSONResponse:
     """A bug of ours: the traceback goes to the log, the client learns that it was not the client's fault."""
     log.error("unexpected error on %s %s", request.method, request.url.path, exc_info=error)
     return JSONResponse(body("internal_error", "An unexpected error on the server.", "The server's log has the traceback; "
-                             "please report it."), 500)
+                             "please report it.", status=500), 500)

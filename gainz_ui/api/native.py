@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict
 
 from backends.base import ROLES, DraftSpec, Event, InvalidRequest, Message, Request, Sampling, TokenLogprob
 from gainz_ui import __version__
-from gainz_ui.api import metrics
+from gainz_ui.api import described, limits, metrics
 from gainz_ui.api.bridge import Answer, watch_disconnect
 from gainz_ui.api.errors import body as error_shape, error_body
 from gainz_ui.services.startup import Startup
@@ -84,12 +84,12 @@ def to_request(body: GenerateBody) -> Request:
         prompt = body.prompt if isinstance(body.prompt, str) else tuple(body.prompt or ())
     stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
     sampling = Sampling(**{name: getattr(body, name) for name in _PLAIN}, stop=stop, stop_ids=tuple(body.stop_ids or ()),
-                        logit_bias=_biases(body.logit_bias or {}))
+                        logit_bias=biases(body.logit_bias or {}))
     draft = DraftSpec(body.draft) if isinstance(body.draft, str) else DraftSpec(body.draft.name, body.draft.length) if body.draft else None
     return Request(prompt, sampling, draft, time_limit=body.time_limit)
 
 
-def _biases(given: dict[str, float]) -> tuple[tuple[int, float], ...]:
+def biases(given: dict[str, float]) -> tuple[tuple[int, float], ...]:
     """JSON has only text as keys: they must be token ids all the same."""
     for key in given:
         if not key.lstrip("-").isascii() or not key.lstrip("-").isdigit() or len(key) > 12:
@@ -139,7 +139,7 @@ class Tally:
         return {"finish_reason": self.finish, **counted, "timing": asdict(timing) if timing else None, **self.extra}
 
 
-def _line(data: dict[str, Any]) -> bytes:
+def line(data: dict[str, Any]) -> bytes:
     return b"data: " + json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
 
 
@@ -159,7 +159,7 @@ async def _stream(answer: Answer, first: list[Event], head: dict[str, Any]) -> A
             for event in events:
                 tally.add(event)
                 if event.text or event.ids:
-                    out.append(_line(_piece(event)))
+                    out.append(line(_piece(event)))
             if out:
                 yield b"".join(out)
                 await asyncio.sleep(sent + GAP_SECONDS - asyncio.get_running_loop().time())
@@ -167,7 +167,7 @@ async def _stream(answer: Answer, first: list[Event], head: dict[str, Any]) -> A
         end = {"text": "", "done": True, **head, **tally.counts()}
         if tally.last is not None and tally.last.error is not None:
             end |= error_body(tally.last.error)
-        yield _line(end)
+        yield line(end)
     finally:
         answer.close()
 
@@ -189,9 +189,9 @@ def router(studio: Studio, startup: Startup) -> APIRouter:
     """The three routes over one studio."""
     routes = APIRouter()
 
-    @routes.post("/generate")
+    @routes.post("/generate", responses=described.GENERATE)
     async def generate(body: GenerateBody, http: HttpRequest):
-        request = to_request(body)
+        (request,) = limits.bounded(http.scope, (to_request(body),))
         head = {"model": studio.model(body.model).info.name}
         answer = Answer(lambda cancel: studio.submit(request, body.model, cancel))
         watcher, handed_over = asyncio.create_task(watch_disconnect(http.receive, answer.cancel)), False
@@ -210,14 +210,14 @@ def router(studio: Studio, startup: Startup) -> APIRouter:
     @routes.api_route("/generate", methods=["GET", "PUT", "PATCH", "DELETE"], include_in_schema=False)
     async def generate_wrong_method():
         return JSONResponse(error_shape("method_not_allowed", "/generate takes POST.", "curl -X POST … /generate -H 'Content-Type: "
-                                        "application/json' -d '{\"prompt\": \"Hello\", \"max_tokens\": 16}'"), 405, {"allow": "POST"})
+                                        "application/json' -d '{\"prompt\": \"Hello\", \"max_tokens\": 16}'", status=405), 405, {"allow": "POST"})
 
-    @routes.get("/health")
+    @routes.get("/health", responses=described.HEALTH)
     async def health():
         data = await asyncio.to_thread(describe_health, studio, startup)
         return JSONResponse(data, 200 if data["ready"] else 503, {"cache-control": "no-store"})
 
-    @routes.get("/metrics")
+    @routes.get("/metrics", responses=described.METRICS)
     async def read_metrics():
         text, kind = await asyncio.to_thread(metrics.render, studio)
         return PlainTextResponse(text, media_type=kind)

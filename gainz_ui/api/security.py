@@ -13,9 +13,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-import hashlib
-import hmac
 import json
+import math
 import socket
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -23,7 +22,10 @@ from urllib.parse import urlsplit
 
 from gainz_ui.api.errors import body as error_shape
 from gainz_ui.api.hosts import is_address
+from gainz_ui.api.limits import PLACE
+from gainz_ui.services.keys import KeyRing
 
+API = ("/v1/", "/generate", "/tokenize", "/detokenize", "/metrics", "/health", "/openapi.json")     # what a key with limits opens
 PUBLIC = frozenset({"/health"})             # answers without a key: it says whether, not what
 BODY_LIMIT = 4 << 20                        # bytes of a request's body
 UPLOAD_LIMIT = 64 << 20                     # bytes of an upload through the page
@@ -49,18 +51,15 @@ class Refusal:
     headers: tuple[tuple[bytes, bytes], ...] = ()
 
 
-def digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode()).digest()
-
-
 class Guard:
-    """ASGI middleware. ``key`` empty: no key is asked for. Only a key's digest is kept."""
+    """ASGI middleware. ``keys``: who may come in; ``key``: the single one of the settings, for a ring of it alone."""
 
-    def __init__(self, app, *, host: str, key: str = "", hosts: Iterable[str] = (), origins: Iterable[str] = ()) -> None:
+    def __init__(self, app, *, host: str, key: str = "", keys: KeyRing | None = None, hosts: Iterable[str] = (),
+                 origins: Iterable[str] = ()) -> None:
         self.app = app
         self.hosts = {"localhost", socket.gethostname().lower(), host.lower(), *(name.lower() for name in hosts)}
         self.origins = {origin.rstrip("/").lower() for origin in origins}
-        self.key = digest(key) if key else None
+        self.keys = keys or KeyRing(single=key)
 
     async def __call__(self, scope, receive, send) -> None:
         if scope["type"] == "lifespan":
@@ -78,12 +77,22 @@ class Guard:
         refusal = self._check(scope, headers)
         if refusal is None and b"content-length" not in headers and b"transfer-encoding" in headers:
             receive, refusal = await _read_ahead(receive, _limit(scope["path"]))
+        refusal = refusal or self._check_limits(scope)
         if refusal is not None:
             await _drop(receive)
-            data = json.dumps(error_shape(refusal.code, refusal.message, refusal.remedy)).encode()
+            data = json.dumps(error_shape(refusal.code, refusal.message, refusal.remedy, status=refusal.status)).encode()
             await _answer(send, refusal.status, data, ((b"content-type", b"application/json"), *refusal.headers))
             return
-        await self.app(scope, receive, send)
+        await self._pass(scope, receive, send)
+
+    async def _pass(self, scope, receive, send) -> None:
+        """On to the application, counted as running for its key until the last byte."""
+        held = scope.get(PLACE)
+        try:
+            await self.app(scope, receive, send)
+        finally:
+            if held is not None and _counts(scope):
+                self.keys.end(held)
 
     # ------------------------------------------------------------------------------------------ the rules
     def _check(self, scope, headers: dict[bytes, str]) -> Refusal | None:
@@ -116,13 +125,36 @@ class Guard:
         return (b"access-control-allow-origin", origin.encode("latin-1")), (b"vary", b"Origin")
 
     def _check_key(self, scope, headers: dict[bytes, str]) -> Refusal | None:
-        if self.key is None or scope["path"] in PUBLIC:
+        if scope["path"] in PUBLIC or not self.keys.required:
             return None
-        if hmac.compare_digest(digest(presented(headers)), self.key):
+        holder = self.keys.find(presented(headers))
+        if holder is not None:
+            scope[PLACE] = holder
             return None
         wants_page = "text/html" in headers.get(b"accept", "")      # a browser then asks the person: any name, the key as password
         return Refusal(401, "key_required", "This server asks for a key.", "Send it as Authorization: Bearer KEY.",
                        ((b"www-authenticate", b'Basic realm="Gainz: any name, the key as password"' if wants_page else b"Bearer"),))
+
+
+    def _check_limits(self, scope) -> Refusal | None:
+        """The last rule, since it counts. What the page does cannot be counted by a key, so one with limits opens the API only."""
+        holder = scope.get(PLACE)
+        if holder is None:
+            return None
+        if holder.limits.any and not scope["path"].startswith(API):
+            return Refusal(403, "key_limited", "This key has limits, and opens the API only, not the page.", "Use a key without limits.")
+        if not _counts(scope):
+            return None
+        refused = self.keys.begin(holder)
+        if refused is None:
+            return None
+        why, seconds = refused
+        return Refusal(429, "key_limit", why, "Wait, or use another key.", ((b"retry-after", str(math.ceil(seconds)).encode()),))
+
+
+def _counts(scope) -> bool:
+    """Whether a request uses up something of its key's limits."""
+    return scope["method"] == "POST" and scope["path"].startswith(API)
 
 
 def _host_of(address: str) -> tuple[str, str]:

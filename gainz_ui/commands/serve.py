@@ -20,8 +20,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(settings: Settings, given: argparse.Namespace) -> int:
     from gainz_ui.api.hosts import is_loopback
-    if not is_loopback(settings.host) and not settings.api_key and not given.insecure_no_key:
+    from gainz_ui.services.keys import KeyFile, KeyRing
+    locked = KeyRing(KeyFile(settings.keys), settings.api_key).required       # a file that is no file of keys ends the start here
+    if not is_loopback(settings.host) and not locked and not given.insecure_no_key:
         raise BadSetting(f"{settings.host} opens Gainz to the network, and no key is set.", field="api_key",
-                         remedy="Set GAINZ_API_KEY (or --api-key), or say --insecure-no-key if everybody there may use it.")
+                         remedy="Make one with `python app.py keys add NAME`, set GAINZ_API_KEY (or --api-key), or say --insecure-no-key if everybody there may use it.")
     from gainz_ui import server
     return server.serve(settings, Bar(), say)

@@ -205,7 +205,8 @@ class Studio:
         cancel = cancel or Cancel()
         chosen = self._asked(model, cancel)
         limit = request.time_limit or self.settings.time_limit or None
-        request = replace(request, id=request.id or uuid.uuid4().hex[:16], time_limit=limit)
+        request = replace(request, id=request.id or uuid.uuid4().hex[:16], time_limit=limit,
+                          queue_limit=request.queue_limit or self.settings.queue_time or None)
         try:
             if request.draft is not None:
                 speculative.check(request.draft, chosen.info, self.loaded())
