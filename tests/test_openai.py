@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
+import socket
 import struct
 import time
 
@@ -38,7 +40,7 @@ def site():
 @pytest.fixture
 def studio(site):
     studio, fresh = site[0], FakeStudio()
-    for name in ("pace", "prefill", "fail", "break_after", "present", "words"):
+    for name in ("pace", "prefill", "fail", "break_after", "present", "words", "steps"):
         setattr(studio, name, getattr(fresh, name))
     studio.requests.clear()
     return studio
@@ -239,6 +241,47 @@ def test_models_are_listed_loaded_first(client):
 def test_get_for_post_says_how(client, path):
     answer = client.get(path)
     assert answer.status_code == 405 and answer.headers["allow"] == "POST" and "POST" in answer.json()["error"]["message"]
+
+
+def test_sv_03_models_answer_while_streams_run():
+    """A pool of four threads and eight streams of 0.6 s and more: the list of models waits for none of them (measured on a quiet machine:
+    under 200 ms all along; the bound leaves room for a busy one)."""
+    studio = FakeStudio()
+    studio.pace = 0.01
+    with running(studio, pool=4, extend=extend(studio)) as (url, _):
+        async def drive():
+            async with httpx.AsyncClient(base_url=url, timeout=30) as client:
+                body = {"messages": HELLO, "max_tokens": 60, "stream": True}
+                asking = [asyncio.create_task(client.post("/v1/chat/completions", json=body)) for _ in range(8)]
+                slowest = 0.0
+                while not all(one.done() for one in asking):
+                    began = time.monotonic()
+                    assert (await client.get("/v1/models")).status_code == 200
+                    slowest = max(slowest, time.monotonic() - began)
+                    await asyncio.sleep(0.02)
+                return [await one for one in asking], slowest
+
+        answers, slowest = asyncio.run(drive())
+    wanted = "".join(studio.words[i % 32] for i in range(60))
+    assert [content(chunks(answer)) for answer in answers] == [wanted] * 8 and slowest < 0.5
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_sv_01_a_client_that_leaves_stops_the_work(studio, client, stream):
+    studio.pace = 0.02
+    url = httpx.URL(client.base_url)
+    body = json.dumps({"messages": HELLO, "max_tokens": 2000, "stream": stream}).encode()
+    with socket.create_connection((url.host, url.port)) as raw:
+        raw.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+                    b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        deadline = time.monotonic() + 5
+        while studio.steps < 5:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    gone, deadline = studio.steps, time.monotonic() + 2
+    while studio.running and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert not studio.running and studio.steps - gone <= 3
 
 
 # ---------------------------------------------------------------------------------------------- schemas and tools

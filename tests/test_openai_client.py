@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 import numpy as np
@@ -139,6 +143,31 @@ def test_a_forced_call_is_a_call(client):
 
 
 # ---------------------------------------------------------------------------------------------- errors
+@pytest.mark.parametrize("body,field", [({"logit_bias": {"517": 1}}, "logit_bias"), ({"logit_bias": {"-1": 1}}, "logit_bias"), ({"stop_ids": [10**6]}, "stop_ids"),
+                                        ({"prompt": [-1]}, "prompt"), ({"prompt": [512]}, "prompt")])
+def test_sv_08_a_bad_id_is_refused_and_its_neighbour_unharmed(program, body, field):
+    ask = {"prompt": FOX, "max_tokens": 60, "temperature": 0, "ignore_eos": True}
+    alone = post(program, "/v1/completions", **ask).json()["choices"][0]["text"]
+    with ThreadPoolExecutor(2) as pool:
+        neighbour = pool.submit(post, program, "/v1/completions", **ask)
+        answer = post(program, "/v1/completions", **{**ask, **body})
+        assert answer.status_code == 400 and answer.json()["error"]["param"] == field, answer.text
+        assert neighbour.result().json()["choices"][0]["text"] == alone
+
+
+def test_sv_03_eight_streams_at_once_each_as_alone(client):
+    def ask(i):
+        pieces = client.completions.create(model="tiny", prompt=f"{FOX} {i}", max_tokens=30, seed=i, temperature=1, stream=True)
+        return "".join(piece.choices[0].text for piece in pieces)
+
+    alone = [ask(i) for i in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        running = [pool.submit(ask, i) for i in range(8)]
+        while not all(one.done() for one in running):
+            assert len(client.models.list().data) == 2
+        assert [one.result() for one in running] == alone
+
+
 def raised(kind, call):
     with pytest.raises(kind) as caught:
         call()
@@ -186,6 +215,19 @@ def test_a_beginners_request_gets_a_one_line_remedy(program, what, method, path,
     answer = httpx.request(method, program.url + path, content=content, headers=headers, timeout=30)
     error = answer.json()["error"]
     assert answer.status_code == status and error["message"] and error["remedy"] and "\n" not in error["message"] + error["remedy"]
+
+
+def test_the_curl_lines_of_the_documentation_work(program):
+    text = (Path(__file__).parents[1] / "docs" / "api.md").read_text(encoding="utf-8").replace("\\\n", "")
+    commands = [shlex.split(line) for line in re.findall(r"^curl .*$", text, re.MULTILINE)]
+    assert len(commands) >= 6
+    for command in commands:
+        url = next(part for part in command if part.startswith("http")).replace("http://127.0.0.1:7860", program.url)
+        body = json.loads(command[command.index("-d") + 1]) if "-d" in command else None
+        if body and "model" in body:
+            body["model"] = "tiny"
+        answer = httpx.request("POST" if body else "GET", url, json=body, headers={"authorization": "Bearer secret"}, timeout=60)
+        assert answer.status_code == 200, (command, answer.text)
 
 
 def test_without_a_model_the_remedy_says_how_to_load_one(program, client):

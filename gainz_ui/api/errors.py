@@ -27,7 +27,7 @@ STATUS: dict[type[GainzError], int] = {
     base.ModelNotFound: 404, base.ModelNotLoaded: 409, base.NameTaken: 409, base.Cancelled: 499,
     base.LoadError: 422, base.MissingRequirement: 501,
     base.QueueFull: 429, base.EngineDied: 503, base.EngineStopping: 503, base.OutOfMemory: 503,
-    base.StepFailed: 500, base.JobDied: 500, base.RegistryError: 500, base.PortTaken: 500,
+    base.NotMeasurable: 400, base.StepFailed: 500, base.JobDied: 500, base.RegistryError: 500, base.PortTaken: 500,
     base.DiskFull: 507, base.FetchFailed: 502,
 }
 _PLAIN = {404: ("not_found", "There is nothing at this address.", "The API's addresses are listed in README.md, section API."),
