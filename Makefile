@@ -1,6 +1,8 @@
 # make run    everything from nothing, then the page at http://127.0.0.1:7860
 # make test   everything from nothing, then the tests
 # make slow   the tests that take minutes
+# make neon   the NEON kernels: cross-compiled, run by qemu-user (Debian: g++-aarch64-linux-gnu qemu-user)
+# make peers  Gainz beside other engines on the same weights, each in an environment of its own (PEERS="--only load")
 # make interop  auto-gptq and autoawq, in an environment of their own, load what Gainz writes
 # make venv   only the virtual environment
 # Variables: PYTHON=python3.12  ARGS="--port 8000"  TESTS="tests/test_api.py"
@@ -13,7 +15,7 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check
 TESTS ?=
 
-.PHONY: run test slow starter venv venv-dev lint clean
+.PHONY: run test slow neon peers starter venv venv-dev lint clean
 .DEFAULT_GOAL := run
 
 run: venv
@@ -24,6 +26,13 @@ test: venv-dev starter
 
 slow: venv-dev starter
 	@$(PY) -m pytest -m slow $(TESTS)
+
+neon: venv-dev
+	@$(PY) -m pytest tests/test_neon.py
+
+PEERS ?=
+peers: venv starter
+	@$(PY) -m benchmarks.peers --json outputs/peers.json --plot outputs/peers.svg --merge $(PEERS)
 
 # 98 MB, once; without a network the tests that need real weights are skipped, and say so.
 starter: venv

@@ -1,0 +1,1 @@
+"""Gainz beside other engines on the same weights: `python -m benchmarks.peers --help`."""
