@@ -29,6 +29,10 @@ class Constraint:
         self._matcher, self._size = matcher, size
         self._bits = np.zeros((size + 31) // 32, np.int32)
 
+    def twin(self) -> Constraint:
+        """Another answer's place, where this one stands now."""
+        return Constraint(self._matcher.deep_copy(), self._size)
+
     def allowed(self) -> np.ndarray:
         """bool [vocabulary]: what may come next; the end tokens where the text may end. StepFailed at a limit of the library."""
         self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)

@@ -113,12 +113,13 @@ class Engine:
         ends = frozenset(sampling.stop_ids) | (frozenset() if sampling.ignore_eos else vocab.eos_ids)
         seed = noise.fresh_seed() if sampling.seed is None else sampling.seed
         answer = Answer(request, cancel, sink, len(prompt), seed)
+        constraint = None if request.schema is None else lane.grammars.constraint(request.schema)
         for index in range(sampling.n):
             answer.sequences.append(Sequence(
                 answer, index, list(prompt), limit, noise.choice_seed(seed, index), ends,
                 lane.text.stream(intake.continues(request)), drafter,
                 self._course(lane, request.draft, len(prompt), limit), answer.sequences[0] if index else None,
-                None if request.schema is None else lane.grammars.constraint(request.schema)))
+                constraint and constraint.twin()))
         return answer
 
     def embed(self, model: LocalModel, prompts: Listed[str | tuple[int, ...]], cancel: Cancel) -> EmbedJob:
