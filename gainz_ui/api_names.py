@@ -14,6 +14,7 @@ from typing import Any, get_type_hints
 
 from backends.base import Cancel, DraftSpec, GainzError, InvalidRequest, Message, Request, Sampling
 from gainz_ui import api_variants
+from gainz_ui.api_values import biases, listed, text, whole
 from gainz_ui.services.answers import Answer, View
 from gainz_ui.services.jobs import Jobs
 from gainz_ui.services.studio import Studio
@@ -44,7 +45,7 @@ def register(studio: Studio, jobs: Jobs) -> None:
     def generate(**given: Any) -> dict:
         """Continue a text. Takes every sampling field by name, and `draft`, `draft_length`, `time_limit`. Yields the answer so
         far, or with `stream` false only the whole one; the last has finish_reason, counts and timing."""
-        yield from run(spoken(lambda: make_request(_text("prompt", given.pop("prompt")), given)), given["model"], given["stream"])
+        yield from run(spoken(lambda: make_request(text("prompt", given.pop("prompt")), given)), given["model"], given["stream"])
 
     def chat(**given: Any) -> dict:
         """Answer a message through the model's chat template. `history`: earlier turns as {"role", "content"}. Takes and yields
@@ -113,50 +114,23 @@ def make_request(prompt: str | tuple[Message, ...], given: Mapping[str, Any]) ->
     """A request of what `_fields` names. InvalidRequest names the field."""
     fields = {name: value for name, value in given.items() if name in Sampling.__dataclass_fields__}
     for name in ("seed", "max_tokens", "min_tokens", "top_k"):
-        fields[name] = _whole(fields[name])
-    fields["stop"] = _listed("stop", (fields["stop"],) if isinstance(fields["stop"], str) else fields["stop"])
-    fields["stop_ids"] = tuple(map(_whole, _listed("stop_ids", fields["stop_ids"])))
-    fields["logit_bias"] = _biases(fields["logit_bias"] or {})
-    draft, length = given["draft"], _whole(given["draft_length"])
+        fields[name] = whole(fields[name])
+    fields["stop"] = listed("stop", (fields["stop"],) if isinstance(fields["stop"], str) else fields["stop"])
+    fields["stop_ids"] = tuple(map(whole, listed("stop_ids", fields["stop_ids"])))
+    fields["logit_bias"] = biases(fields["logit_bias"] or {})
+    draft, length = given["draft"], whole(given["draft_length"])
     if length is not None and not draft:
         raise InvalidRequest("draft_length is given without a draft.", field="draft_length")
     return Request(prompt, Sampling(**fields), DraftSpec(draft, length) if draft else None, time_limit=given["time_limit"])
 
 
-def _whole(value: Any) -> Any:
-    """Some clients send whole numbers as 16.0."""
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    return value
-
-
-def _listed(name: str, value: Any) -> tuple:
-    """Nothing, or a list."""
-    if value is not None and not isinstance(value, (list, tuple)):
-        raise InvalidRequest(f"{name} takes a list, not {type(value).__name__}.", field=name)
-    return tuple(value or ())
-
-
-def _text(name: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise InvalidRequest(f"{name} must be text, not {type(value).__name__}.", field=name)
-    return value
-
-
-def _biases(given: Any) -> tuple[tuple[int, float], ...]:
-    try:
-        return tuple((int(key), float(value)) for key, value in dict(given).items())
-    except (TypeError, ValueError) as error:
-        raise InvalidRequest("logit_bias maps token ids to numbers.", field="logit_bias") from error
-
-
 def _turns(message: str, history: list[dict], system: str | None) -> tuple[Message, ...]:
-    turns = [Message("system", _text("system", system))] if system else []
-    for turn in _listed("history", history):
+    turns = [Message("system", text("system", system))] if system else []
+    for turn in listed("history", history):
         if not isinstance(turn, dict) or set(turn) - {"role", "content"} or not all(isinstance(turn.get(key), str) for key in ("role", "content")):
             raise InvalidRequest('Each turn of history is {"role": …, "content": …}, both texts.', field="history")
         turns.append(Message(turn["role"], turn["content"]))
-    return (*turns, Message("user", _text("message", message)))
+    return (*turns, Message("user", text("message", message)))
 
 
 def _views(start: Callable[[Cancel], Iterator]) -> Iterator[View]:

@@ -1,5 +1,4 @@
-"""The public names of Gradio's client that are about variants: /compare and /quantize. `api_names` registers them with the
-rest.
+"""The public names of Gradio's client that are about variants: /compare and /quantize; `api_names` registers them.
 
 Knows the services and how a generator speaks to a client; the same rules and errors as on the page.
 """
@@ -12,8 +11,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from backends.base import InvalidRequest, Message, Request, Sampling, make_options
+from backends.base import Message, Request, Sampling, make_options
 from backends.recipe import QuantizeOptions
+from gainz_ui import api_values
 from gainz_ui.services import compare as side_by_side
 from gainz_ui.services.jobs import Jobs
 from gainz_ui.services.tasks import Task
@@ -30,9 +30,12 @@ def functions(studio: Any, jobs: Jobs, spoken: Callable[[Callable[[], Any]], Any
         """The same prompt and seed to 2 to 4 models. Yields all answers as they grow, with their figures and the token at
         which each parts from the first. `in_turn`: one after another, so that their speeds are those of each alone.
         `plain`: the prompt as it is, without a chat template. `options`: further sampling fields, as for /generate."""
-        turns = prompt if plain else (*((Message("system", system),) if system else ()), Message("user", prompt))
-        given = {"max_tokens": _whole(max_tokens), "temperature": temperature, "seed": _whole(seed), **(options or {})}
-        request = spoken(lambda: Request(turns, make_options(Sampling, _lists(given))))
+        def asked() -> Request:
+            head = (Message("system", system),) if system else ()
+            turns = api_values.text("prompt", prompt) if plain else (*head, Message("user", prompt))
+            return Request(turns, _sampling({"max_tokens": max_tokens, "temperature": temperature, "seed": seed}, options))
+
+        request = spoken(asked)
         plan = spoken(lambda: side_by_side.plan(studio, models, in_turn, side_by_side.room(request)))
         yield from _growing(spoken(lambda: side_by_side.Comparison(studio, plan, request)))
 
@@ -43,12 +46,21 @@ def functions(studio: Any, jobs: Jobs, spoken: Callable[[Callable[[], Any]], Any
         variant's manifest. `text`: a calibration text on the server's machine; `options`: further fields of the Models
         tab's form."""
         variants = Variants(studio, jobs)
-        made = spoken(lambda: make_options(QuantizeOptions, {"method": method, "bits": _whole(bits), "group": _whole(group),
-                                                             **(options or {})}))
-        plan = spoken(lambda: variants.plan(model, made, name or None, Path(text) if text else None))
+        given = {"method": method, "bits": api_values.whole(bits), "group": api_values.whole(group)}
+        made = spoken(lambda: make_options(QuantizeOptions, {**given, **api_values.mapping("options", options)}))
+        plan = spoken(lambda: variants.plan(model, made, name or None, Path(api_values.text("text", text)) if text else None))
         yield from _working("quantize", plan.name, lambda report, cancel: variants.make(plan, report, cancel), spoken)
 
     return compare, quantize
+
+
+def _sampling(given: dict[str, Any], options: Any) -> Sampling:
+    """JSON's numbers, lists and objects as `Sampling` holds them."""
+    plain = {name: tuple(value) if isinstance(value, list) else api_values.whole(value)
+              for name, value in {**given, **api_values.mapping("options", options)}.items()}
+    if isinstance(plain.get("logit_bias"), dict):
+        plain["logit_bias"] = api_values.biases(plain["logit_bias"])
+    return make_options(Sampling, plain)
 
 
 def _growing(comparison: side_by_side.Comparison) -> Iterator[dict]:
@@ -81,19 +93,3 @@ def _files(value: Any) -> Any:
     if isinstance(value, dict):
         return {"file" if key == "path" else key: _files(item) for key, item in value.items()}
     return [_files(item) for item in value] if isinstance(value, list) else value
-
-
-def _lists(given: dict[str, Any]) -> dict[str, Any]:
-    """JSON's lists and objects as the tuples that `Sampling` holds."""
-    out = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
-    if isinstance(bias := out.get("logit_bias"), dict):
-        try:
-            out["logit_bias"] = tuple((int(token), float(value)) for token, value in bias.items())
-        except (TypeError, ValueError) as error:
-            raise InvalidRequest("logit_bias maps token ids to numbers.", field="logit_bias") from error
-    return out
-
-
-def _whole(value: Any) -> Any:
-    """Some clients send whole numbers as 16.0."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -13,8 +14,10 @@ from backends.base import (
     InvalidRequest, LoadError, Message, ModelInfo, ModelNotFound, NoChatTemplate, Request, Sampling)
 from gainz_ui.services import compare as module
 from gainz_ui.services.answers import View
-from gainz_ui.services.compare import Comparison, plan, room, to_dict
+from gainz_ui.services.catalog import CatalogEntry
+from gainz_ui.services.compare import Comparison, Plan, plan, related, room, to_dict
 from gainz_ui.services.parting import Parting, Shot, marked, parting
+from gainz_ui.tabs.compare_view import card
 from tests.fakes.studio import FakeStudio, info
 
 GB = 10**9
@@ -39,7 +42,43 @@ def free(monkeypatch, count):
     monkeypatch.setattr(module, "free_memory", lambda device: count)
 
 
+# ---------------------------------------------------------------------------------------------- choosing
+def entry(name, parent="", bits=None, loaded=False):
+    return CatalogEntry(name, Path(name), 1, parent=parent, bits=bits, loaded=loaded)
+
+
+LLAMA, GPTQ, AWQ = entry("llama"), entry("tiny-gptq", "tiny", 4.0), entry("tiny-awq", "tiny", 4.0)
+
+
+@pytest.mark.parametrize(("entries", "expected"), [
+    ([], []), ([LLAMA], ["llama"]), ([LLAMA, entry("qwen")], ["llama"]),
+    ([LLAMA, GPTQ, AWQ, entry("tiny")], ["tiny", "tiny-awq", "tiny-gptq"]),                                   # a model and its variants
+    ([LLAMA, GPTQ, AWQ], ["tiny-awq", "tiny-gptq"]),                                                         # the model itself is gone
+    ([entry("llama", loaded=True), GPTQ, AWQ], ["llama"]),                                               # what is loaded comes first
+    ([GPTQ, entry("tiny-awq", "tiny", loaded=True), entry("a"), entry("a-q", "a")], ["tiny-awq", "tiny-gptq"]),
+    ([entry("starter", bits=4.5), entry("starter-fp16"), LLAMA], ["starter-fp16", "starter"]),          # alike by name
+    ([entry(f"a-{i}", "a") for i in range(6)] + [entry("a")], ["a", "a-0", "a-1", "a-2"])])
+def test_what_stands_chosen_at_first_belongs_together(entries, expected):
+    assert related(entries) == expected
+
+
+def test_the_catalog_knows_what_a_variant_was_made_from(tmp_path):
+    from backends.registry import Registry
+    from gainz_ui.services.catalog import examine
+    for name, parent in (("one", {"name": "starter"}), ("two", "starter"), ("three", None)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "manifest.json").write_text(json.dumps({"parent": parent}))
+    assert [examine(Registry(()), name, tmp_path / name).parent for name in ("one", "two", "three")] == ["starter", "", ""]
+
+
 # ---------------------------------------------------------------------------------------------- planning
+@pytest.mark.parametrize("names", [5, "starter", None, [1, 2], {"starter": 1, "starter-fp16": 2}])
+def test_names_come_in_a_list(studio, names):
+    with pytest.raises(InvalidRequest, match="list of names") as caught:
+        plan(studio, names)
+    assert caught.value.field == "models"
+
+
 @pytest.mark.parametrize("names", [[], ["starter"], ["starter", "starter"], ["a", "b", "c", "d", "e"]])
 def test_two_to_four_different_models(studio, names):
     with pytest.raises(InvalidRequest):
@@ -220,3 +259,10 @@ def test_marks_cover_the_text_and_say_what_differs():
     assert marked(text, 7) == [("same", "The sky "), ("first", "isn't"), ("other", " blue today, friends")]
     assert marked("The sky", 7, "The sky is") == [("same", "The sky"), ("first", "")], "it ended here"
 
+
+def test_what_a_model_writes_is_text_in_its_card():
+    """A card is one line of HTML of ours: no tag of an answer's, and no line break after which Markdown would begin."""
+    words = "<img src=x onerror=alert(1)>\r\n\n![p](http://evil.example/p.png)\n\n<script>a</script>"
+    for shots in ([shot([((1,), words)])] * 2, [shot([((1,), "Other")]), shot([((1,), words)])]):
+        text = card("en", shots, 1, Plan(("m", "m")))
+        assert "&lt;img src=x onerror" in text and not any(sign in text for sign in ("<img", "<script", "\n", "\r"))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from backends.base import Cancel, ModelDir, Step, Vocab
+from backends.base import BrokenFile, Cancel, ModelDir, Step, Vocab
 from backends.engine import arch as archs
 from backends.engine.kv import PagedKV
 from backends.engine.runner import PagedDecoder
@@ -123,6 +123,13 @@ def test_older_configs_mean_the_same(tmp_path: Path) -> None:
     old, _ = archs.plan(config | {"rope_theta": theta, "rope_scaling": {"type": kind} | rule})
     assert torch.equal(old.ropes[0].frequencies()[0], new.ropes[0].frequencies()[0])
     assert new.ropes[0].kind == old.ropes[0].kind == "llama3"
+
+
+def test_a_rotation_that_lacks_a_number_is_a_broken_config(tmp_path):
+    config = dict(ModelDir.of(tiny.write(tmp_path, "llama")).config) | {"rope_parameters": None}
+    for rule in ({"type": "linear"}, {"type": "llama3", "factor": 4.0, "low_freq_factor": 1.0}):
+        with pytest.raises(BrokenFile, match=f"{rule['type']} rotation without"):
+            archs.plan(config | {"rope_scaling": rule})
 
 
 def test_what_a_plan_cannot_express_is_left_to_the_generic_path() -> None:

@@ -184,6 +184,16 @@ def test_compare_yields_all_answers_as_they_grow(studio, client):
         client.predict("Hi", ["tiny", "absent"], api_name="/compare")
 
 
+@pytest.mark.parametrize(("given", "words"), [
+    (dict(models=5), "models takes a list"), (dict(options=3), "options takes an object"), (dict(system=7), "must be text"),
+    (dict(prompt=7), "must be text"), (dict(prompt=["a"], plain=True), "prompt must be text"), (dict(seed=1.5), "seed"),
+    (dict(options={"logit_bias": {"a": 1}}), "maps token ids to numbers"), (dict(options={"heat": 1}), "heat")])
+def test_a_value_of_the_wrong_kind_is_one_clear_error(studio, client, given, words):
+    studio.present = {"tiny": INFO, "small": INFO}
+    with pytest.raises(AppError, match=words):
+        client.predict(**{"prompt": "Hi", "models": ["tiny", "small"], **given}, api_name="/compare")
+
+
 def test_leaving_a_comparison_stops_it(studio, client):
     studio.present, studio.pace = {"tiny": INFO, "small": INFO}, 0.02
     job = client.submit("Hi", ["tiny", "small"], 5000, api_name="/compare")

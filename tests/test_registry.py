@@ -14,6 +14,7 @@ from backends.base import (
     Backend, BrokenFile, Claim, ConfigConflict, InvalidRequest, LocalOptions, MissingRequirement, ModelDir, ModelInfo, NotSupported,
     RegistryError, UnknownFormat, UnsafeFile)
 from backends.registry import Registry, load_decoder, load_model
+from backends.sizes import check_config
 
 FAKES = Path(__file__).parent / "fakes"
 sys.path.insert(0, str(FAKES))
@@ -135,7 +136,9 @@ def test_load_in_this_process_takes_the_backends_options(monkeypatch, model):
 
 
 @pytest.mark.parametrize("change", [{"num_hidden_layers": 10**9}, {"num_hidden_layers": -1}, {"num_hidden_layers": "3"}, {"hidden_size": 3.5},
-                                    {"max_position_embeddings": 10**12}, {"vocab_size": True}, {"num_attention_heads": 0}])
+                                    {"max_position_embeddings": 10**12}, {"vocab_size": True}, {"num_attention_heads": 0},
+                                    {"rms_norm_eps": "x"}, {"rms_norm_eps": 0}, {"rms_norm_eps": float("nan")}, {"rope_theta": 0},
+                                    {"rope_theta": "1e4"}, {"eos_token_id": 512}, {"eos_token_id": [1, -1]}, {"eos_token_id": "</s>"}])
 def test_a_config_of_impossible_sizes_is_refused_by_its_key(tmp_path, change):
     """One number in a file of somebody else's must not become a loop without an end."""
     folder = tmp_path / "model"
@@ -144,6 +147,20 @@ def test_a_config_of_impossible_sizes_is_refused_by_its_key(tmp_path, change):
     (folder / "config.json").write_text(json.dumps({**config, **change}))
     with pytest.raises(BrokenFile, match=next(iter(change))):
         Registry.scan().claim(ModelDir.of(folder))
+
+
+@pytest.mark.parametrize("rule, key", [
+    ({"rope_type": "default", "rope_theta": -1.0}, "rope_theta"), ({"rope_type": "linear", "factor": 0}, "factor"),
+    ({"full_attention": {"rope_type": "default", "rope_theta": 0}}, "rope_theta")])
+def test_a_rule_of_rotation_is_refused_by_its_key(rule, key):
+    for name in ("rope_parameters", "rope_scaling"):
+        with pytest.raises(BrokenFile, match=f"config.json: {key}"):
+            check_config({name: rule})
+
+
+def test_a_config_of_ordinary_numbers_is_none_of_that():
+    check_config({"rms_norm_eps": 1e-5, "layer_norm_eps": None, "rope_theta": 5e5, "vocab_size": 9, "eos_token_id": [8, 0]})
+    check_config({"eos_token_id": 50256})                       # no vocab_size: the family's default, which is not known here
 
 
 def test_a_folder_of_pickles_is_refused_with_what_to_do(tmp_path):                  # CK-13, before anything is loaded

@@ -29,6 +29,7 @@ class CatalogEntry:
     loaded: bool = False
     revision: str | None = None         # from manifest.json
     source: str = ""                    # where it came from, from manifest.json
+    parent: str = ""                    # the model that it was made from here, from manifest.json
     notes: tuple[str, ...] = ()         # from manifest.json, e.g. "dequantized from Q4_1"
 
     @property
@@ -123,6 +124,7 @@ def examine(registry: Registry, name: str, path: Path, loaded: bool = False) -> 
 
 
 def _origin(manifest: Mapping) -> dict:
-    notes = manifest.get("notes", ())
-    return {"revision": manifest.get("revision") or None, "source": str(manifest.get("source") or ""),
+    notes, parent = manifest.get("notes", ()), manifest.get("parent")
+    return {"parent": str(parent.get("name") or "") if isinstance(parent, Mapping) else "",
+            "revision": manifest.get("revision") or None, "source": str(manifest.get("source") or ""),
             "notes": (notes,) if isinstance(notes, str) else tuple(str(note) for note in notes)}

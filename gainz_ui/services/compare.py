@@ -10,6 +10,7 @@ import secrets
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from os.path import commonprefix
 from typing import Any, Literal
 
 from backends.base import Cancel, Event, GainzError, InvalidRequest, LocalOptions, ModelInfo, Progress, Request
@@ -37,10 +38,34 @@ class Plan:
     context: int = CONTEXT
 
 
+# ---------------------------------------------------------------------------------------------- choosing
+def related(entries: Sequence[Any]) -> list[str]:
+    """What is worth comparing before anybody has chosen, the reference first: a model and the variants made from it, or like
+    it by name; those of a loaded model before others. Without relatives one model alone. ``entries``: of the catalog."""
+    if not entries:
+        return []
+    families: dict[str, list[Any]] = {}
+    for entry in entries:
+        families.setdefault(entry.parent or entry.name, []).append(entry)
+    root, family = max(families.items(), key=lambda one: (any(e.loaded for e in one[1]), len(one[1]) > 1,
+                                                          max(e.bits or 16 for e in one[1])))
+    if len(family) == 1:
+        family = family + [entry for entry in entries if entry is not family[0] and _alike(entry.name, family[0].name)]
+    family.sort(key=lambda entry: (entry.name != root, -(entry.bits or 16), entry.name))
+    return [entry.name for entry in family][:MOST]
+
+
+def _alike(one: str, two: str) -> bool:
+    """Two names of one model in different formats, as far as names can tell."""
+    return len(commonprefix([one, two])) >= 0.6 * min(len(one), len(two))
+
+
 # ---------------------------------------------------------------------------------------------- planning
 def plan(studio: Any, names: Sequence[str], alone: bool = False, context: int = CONTEXT) -> Plan:
-    """InvalidRequest for too few, too many or doubled names; what `Studio.entry` raises. ``alone``: in turn because it was
-    asked."""
+    """InvalidRequest for too few, too many or doubled names; what `Studio.entry` raises. ``alone``: in turn because
+    it was asked."""
+    if isinstance(names, str) or not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
+        raise InvalidRequest("models takes a list of names.", field="models")
     if not LEAST <= len(names) <= MOST or len(set(names)) != len(names):
         raise InvalidRequest(f"Choose {LEAST} to {MOST} different models.", field="models", chosen=len(names))
     loaded = studio.loaded()

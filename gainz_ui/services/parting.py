@@ -71,23 +71,23 @@ def _shared(one: Sequence[Any], two: Sequence[Any]) -> int:
 
 def _characters(shot: Shot, tokens: int) -> int:
     """Characters that the first ``tokens`` tokens have made certain."""
-    count = 0
-    for ids, text in shot.pieces:
-        tokens -= len(ids)
-        if tokens < 0:
-            break
-        count += len(text)
-    return count
+    return _reached([(len(ids), len(text)) for ids, text in shot.pieces], tokens)
 
 
 def _token_at(shot: Shot, characters: int) -> int:
-    tokens = 0
-    for ids, text in shot.pieces:
-        characters -= len(text)
-        if characters < 0:
+    """Tokens of the pieces that end within the first ``characters`` characters."""
+    return _reached([(len(text), len(ids)) for ids, text in shot.pieces], characters)
+
+
+def _reached(pieces: Sequence[tuple[int, int]], limit: int) -> int:
+    """Each piece costs and brings something: what those bring that ``limit`` pays for, in their order."""
+    brought = 0
+    for cost, gain in pieces:
+        limit -= cost
+        if limit < 0:
             break
-        tokens += len(ids)
-    return tokens
+        brought += gain
+    return brought
 
 
 def marked(text: str, at: int | None, reference: str = "") -> list[tuple[str, str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from os.path import commonprefix
 from typing import Any
 
 import gradio as gr
@@ -12,7 +11,7 @@ from gainz_ui import html
 from gainz_ui.forms import Form
 from gainz_ui.i18n import T, language, tr
 from gainz_ui.page import Page, Tab
-from gainz_ui.services.compare import MOST
+from gainz_ui.services.compare import MOST, related
 from gainz_ui.tabs import compare_view as show
 from gainz_ui.tabs.compare_flow import Flow
 from gainz_ui.tabs.compare_offer import Offer
@@ -41,14 +40,15 @@ def build(page: Page) -> None:
     flow = Flow(page, parts, form.make)
     flow.wire(form.widgets)
     Measuring(page, parts).wire()
-    Offer(page, parts, flow, form.widgets).wire()
-    _wire_models(page, parts)
+    offer = Offer(page, parts, flow, form.widgets)
+    offer.wire()
+    _wire_models(page, parts, offer)
 
 
 def _offer(parts: dict[str, Any]) -> None:
     parts["offer_text"] = Html(elem_id="gz-offer-text")
     with gr.Row(elem_classes="gz-actions"):
-        parts["offer"] = gr.Button(T("offer_button"), elem_id="gz-offer")
+        parts["offer"] = gr.Button(T("offer_button"), variant="primary", elem_id="gz-offer")
         parts["offer_cancel"] = gr.Button(T("cancel"), variant="stop", visible=False, elem_id="gz-offer-cancel")
         parts["offer_free"] = gr.Button(T("free_memory"), visible=False, elem_id="gz-offer-free")
     parts["offer_work"] = Html(visible=False, elem_id="gz-offer-work")
@@ -116,13 +116,14 @@ def _quality(parts: dict[str, Any]) -> None:
     parts["report_file"] = Html(visible="hidden", elem_id="gz-file-quality")
 
 
-def _wire_models(page: Page, parts: dict[str, Any]) -> None:
+def _wire_models(page: Page, parts: dict[str, Any], offer: Offer) -> None:
     """The choices follow what is in models/; a choice that stands is not sent back."""
     def listing(request: gr.Request, chosen: list[str] | None):
         entries = [entry for entry in page.studio.catalog() if entry.ready]
         there, choices, words = [entry.name for entry in entries], show.names(entries), language(request)
-        kept = [name for name in chosen or [] if name in there] or _first(entries)
-        lone = html.empty(tr(words, "compare_few"), [tr(words, "compare_few_help")]) if len(there) < 2 else ""
+        kept = [name for name in chosen or [] if name in there] or related(entries)
+        few = len(there) < 2 and not offer.stands()         # the offer above says it better
+        lone = html.notice("plain", tr(words, "compare_few"), [tr(words, "compare_few_help")], live=False) if few else ""
         models = gr.Dropdown(choices=choices) if kept == chosen else gr.Dropdown(choices=choices, value=kept)
         return models, shown(lone)
 
@@ -130,17 +131,6 @@ def _wire_models(page: Page, parts: dict[str, Any]) -> None:
     outputs = [parts["models"], parts["nothing"]]
     page.version.change(listing, parts["models"], outputs, **quiet)
     page.on_load(listing, parts["models"], outputs, queue=False)
-
-
-def _first(entries: list[Any]) -> list[str]:
-    """What stands there at first: of the loaded models (else of all) the one with the most bits, and the next by name, which
-    is a variant of it where there is one."""
-    if not entries:
-        return []
-    start = max([entry for entry in entries if entry.loaded] or entries, key=lambda entry: entry.bits or 16).name
-    others = sorted((entry.name for entry in entries if entry.name != start),
-                    key=lambda name: -len(commonprefix([name, start])))
-    return [start, *others[:1]]
 
 
 TAB = Tab("tab_compare", 30, build)

@@ -42,14 +42,17 @@ class Offer:
         page.version.change(self.look, None, board, queue=False, **PRIVATE)
         page.on_load(self.come_back, p["prompt"], outputs, concurrency_limit=None)
 
+    def stands(self) -> bool:
+        """Offered while the starter is there and a variant of it is not; and while one is made."""
+        return bool(self.variants.starter_missing() or self.page.tasks.running(KIND))
+
     def look(self, request: gr.Request) -> Update:
-        """Offered while the starter is there and a variant of it is not."""
         words, p = language(request), self.parts
-        missing, running = self.variants.starter_missing(), self.page.tasks.running(KIND)
+        missing = self.variants.starter_missing()
         names = " + ".join(method.upper() for method in missing)
         text = html.notice("plain", tr(words, "offer_title", methods=names), [tr(words, "offer_text", name=starter.NAME)],
                            live=False)
-        return {p["offer_card"]: gr.Column(visible=bool(missing or running)),
+        return {p["offer_card"]: gr.Column(visible=self.stands()),
                 p["offer_text"]: text if missing else gr.skip()}
 
     async def make(self, request: gr.Request, prompt: str) -> AsyncIterator[Update]:

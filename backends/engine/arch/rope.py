@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from backends.base import BrokenFile
+
 
 @dataclass(frozen=True)
 class Rope:
@@ -50,9 +52,13 @@ def standard(rule: dict[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def rope(rule: Mapping[str, Any], head_dim: int, partial: float = 1.0) -> Rope | None:
-    """None where the rule is not one of `RULES`."""
+    """None where the rule is not one of `RULES`. BrokenFile where it lacks a number that it cannot do without."""
     if rule["rope_type"] not in RULES:
         return None
+    for key in NEEDED[rule["rope_type"]]:
+        if not isinstance(rule.get(key), (int, float)):
+            raise BrokenFile(f"The model's config asks for a {rule['rope_type']} rotation without {key}.", key=key,
+                             remedy="Correct the config, or fetch the file again.")
     width = int(head_dim * (rule.get("partial_rotary_factor") or partial))
     rest = tuple(sorted((key, value) for key, value in rule.items()
                  if isinstance(value, (int, float)) and value is not None))
@@ -107,4 +113,6 @@ def _yarn_factor(rule: Mapping[str, Any], factor: float) -> float:
     return grow(1.0)
 
 
+NEEDED = {"default": (), "linear": ("factor",), "yarn": ("factor", "original_max_position_embeddings"),
+          "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")}
 RULES = {"default": _plain, "linear": _linear, "llama3": _llama3, "yarn": _yarn}

@@ -1,0 +1,40 @@
+"""Values of Gradio's client that JSON cannot promise the kind of: checked by name, so that a wrong one is one clear error. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from backends.base import InvalidRequest
+
+
+def whole(value: Any) -> Any:
+    """Some clients send whole numbers as 16.0."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def listed(name: str, value: Any) -> tuple:
+    """Nothing, or a list."""
+    if value is not None and not isinstance(value, (list, tuple)):
+        raise InvalidRequest(f"{name} takes a list, not {type(value).__name__}.", field=name)
+    return tuple(value or ())
+
+
+def text(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise InvalidRequest(f"{name} must be text, not {type(value).__name__}.", field=name)
+    return value
+
+
+def mapping(name: str, value: Any) -> dict[str, Any]:
+    """Nothing, or an object."""
+    if value is not None and not isinstance(value, Mapping):
+        raise InvalidRequest(f"{name} takes an object of names and values, not {type(value).__name__}.", field=name)
+    return dict(value or {})
+
+
+def biases(given: Any) -> tuple[tuple[int, float], ...]:
+    try:
+        return tuple((int(key), float(value)) for key, value in dict(given).items())
+    except (TypeError, ValueError) as error:
+        raise InvalidRequest("logit_bias maps token ids to numbers.", field="logit_bias") from error
