@@ -61,8 +61,8 @@ def describe_spec(spec: AttentionSpec) -> tuple[int, tuple]:
 def describe_kv(kv: KVLayer) -> tuple[int, tuple]:
     _, heads, page, width = kv.k.shape
     tensors = (kv.k, kv.v, kv.k_scale, kv.k_low, kv.v_scale, kv.v_low)
-    if page % 16 or 128 % page or kv.k.dtype not in KV_TYPES or not all(t is None or t.is_contiguous() for t in tensors):
-        raise NotSupported("The native kernels need contiguous KV pages of 16, 32, 64 or 128 tokens.", page=page,
+    if page != 16 or kv.k.dtype not in KV_TYPES or not all(t is None or t.is_contiguous() for t in tensors):
+        raise NotSupported("The native kernels need contiguous KV pages of 16 tokens.", page=page,
                            type=kv.k.dtype)
     line = abi.words(*map(abi.pointer, tensors), KV_TYPES[kv.k.dtype], page, heads, width, kv.v.shape[3])
     return abi.address(line), (line,)

@@ -15,48 +15,49 @@ static int64_t make_tiles(const Task& t, int64_t per, Tile* tiles) {
 }
 
 // every chunk of a tile in turn
-static void whole(const Task& t, const Tile& tile, int64_t head, Scratch& scratch) {
+static void whole(const Task& t, const Tile& tile, Heads heads, Scratch& scratch) {
     Room r = room(scratch, t);
-    const int64_t queries = tile.rows * t.group;
+    const int64_t each = tile.rows * t.group, queries = each * heads.count;
     float *part[MAX_QUERIES], *state[MAX_QUERIES];
     for (int64_t i = 0; i < queries; i++) {
         part[i] = r.parts + i * t.state();
-        state[i] = t.partial + ((tile.row + i / t.group) * t.spec.heads + head * t.group + i % t.group) * t.state();
+        state[i] = t.partial + (t.row_of(tile, i % each) * t.spec.heads + t.head_of(heads, i, each)) * t.state();
         state[i][1] = 0.f;
     }
     for (int64_t chunk = tile.first; chunk < tile.last; chunk++) {
-        chunk_sums(t, tile, head, chunk, r, part);
+        chunk_sums(t, tile, heads, chunk, r, part);
         for (int64_t i = 0; i < queries; i++) combine(state[i], part[i], t.value);
     }
-    for (int64_t i = 0; i < queries; i++) finish(t, tile.row + i / t.group, head * t.group + i % t.group, state[i]);
+    for (int64_t i = 0; i < queries; i++) finish(t, t.row_of(tile, i % each), t.head_of(heads, i, each), state[i]);
 }
 
-static void piece(const Task& t, const Tile& tile, int64_t head, int64_t chunk, Scratch& scratch) {
+static void piece(const Task& t, const Tile& tile, Heads heads, int64_t chunk, Scratch& scratch) {
     Room r = room(scratch, t);
-    const int64_t queries = tile.rows * t.group, chunks = tile.last - tile.first;
+    const int64_t each = tile.rows * t.group, chunks = tile.last - tile.first;
     float* part[MAX_QUERIES];
-    for (int64_t i = 0; i < queries; i++)
-        part[i] = t.partial + (tile.slot + (head * queries + i) * chunks + chunk - tile.first) * t.state();
-    chunk_sums(t, tile, head, chunk, r, part);
+    for (int64_t i = 0; i < each * heads.count; i++)
+        part[i] = t.partial + (tile.slot + (heads.first * each + i) * chunks + chunk - tile.first) * t.state();
+    chunk_sums(t, tile, heads, chunk, r, part);
 }
 
 static void join(const Task& t, const Tile& tile) {
-    const int64_t queries = tile.rows * t.group, chunks = tile.last - tile.first;
-    for (int64_t head = 0; head < t.spec.kv_heads; head++)
-        for (int64_t i = 0; i < queries; i++) {
-            float* state = t.partial + (tile.slot + (head * queries + i) * chunks) * t.state();
-            for (int64_t c = 1; c < chunks; c++) combine(state, state + c * t.state(), t.value);
-            finish(t, tile.row + i / t.group, head * t.group + i % t.group, state);
-        }
+    const int64_t each = tile.rows * t.group, chunks = tile.last - tile.first;
+    const Heads all{0, t.spec.kv_heads};
+    for (int64_t i = 0; i < each * all.count; i++) {
+        float* state = t.partial + (tile.slot + i * chunks) * t.state();
+        for (int64_t c = 1; c < chunks; c++) combine(state, state + c * t.state(), t.value);
+        finish(t, t.row_of(tile, i % each), t.head_of(all, i, each), state);
+    }
 }
 
 static void split(Context& c, const Task& t, Tile* tiles, int64_t count, bool alone) {
     int64_t pieces = 0;
-    for (int64_t i = 0; i < count; i++) pieces += (tiles[i].last - tiles[i].first) * t.spec.kv_heads;
+    for (int64_t i = 0; i < count; i++) pieces += (tiles[i].last - tiles[i].first) * t.spans(tiles[i]);
     auto job = [&](int64_t index, int thread) {
         for (int64_t i = 0; i < count; i++) {
-            const int64_t chunks = tiles[i].last - tiles[i].first, mine = chunks * t.spec.kv_heads;
-            if (index < mine) return piece(t, tiles[i], index / chunks, tiles[i].first + index % chunks, c.own[thread]);
+            const Tile& tile = tiles[i];
+            const int64_t chunks = tile.last - tile.first, mine = chunks * t.spans(tile);
+            if (index < mine) return piece(t, tile, t.span(tile, index / chunks), tile.first + index % chunks, c.own[thread]);
             index -= mine;
         }
     };
@@ -72,15 +73,18 @@ static void attend(Context& c, const int64_t* w) {
     const Batch& batch = *ptr<const Batch>(w[4]);
     const Act& out = *ptr<const Act>(w[5]);
     Task t{ptr<const float>(w[0]), spec, kv, batch, out, nullptr, nullptr, spec.heads / spec.kv_heads,
-           ceil_div(spec.head_dim, 16) * 16, ceil_div(kv.value_width, 16) * 16};
+           ceil_div(spec.head_dim, 16) * 16, ceil_div(kv.value_width, 16) * 16,
+           kv.type == U8 ? ceil_div(kv.key_width, BYTES) * BYTES : 0, nullptr, nullptr};
     const int64_t rows = w[1], per = most(1, MAX_QUERIES / t.group);
     const int64_t most_tiles = rows / per + batch.sequences;
     const size_t for_tiles = static_cast<size_t>(most_tiles) * sizeof(Tile),
-        for_q = static_cast<size_t>(rows * spec.heads * t.key) * 4;
+        for_q = static_cast<size_t>(rows * spec.heads * t.key) * 4,
+        for_bytes = t.byte_width ? static_cast<size_t>(rows * spec.heads * (t.byte_width + 8)) : 0;
     Tile* tiles = (Tile*)c.shared.need(for_tiles);
     const int64_t count = make_tiles(t, per, tiles);
-    const bool splitting = count * spec.kv_heads < 8 * c.threads;
-    int64_t states = rows * spec.heads, work = 0;
+    int64_t states = rows * spec.heads, work = 0, spans = 0;
+    for (int64_t i = 0; i < count; i++) spans += t.spans(tiles[i]);
+    const bool splitting = spans < 8 * c.threads;
     for (int64_t i = 0, slot = 0; i < count; i++) {
         tiles[i].slot = slot;
         slot += (tiles[i].last - tiles[i].first) * spec.kv_heads * tiles[i].rows * t.group;
@@ -88,16 +92,23 @@ static void attend(Context& c, const int64_t* w) {
         if (splitting) states = slot;
     }
     // asked for again with the true size; what was written is kept
-    char* p = c.shared.need(for_tiles + for_q + static_cast<size_t>(states * t.state()) * 4 + 64);
+    char* p = c.shared.need(for_tiles + for_q + for_bytes + static_cast<size_t>(states * t.state()) * 4 + 64);
     tiles = (Tile*)p;
     t.q = (float*)(p + for_tiles);
-    t.partial = t.q + for_q / 4;
+    t.q8_scale = t.q + for_q / 4;
+    t.q8 = (int8_t*)(t.q8_scale + 2 * rows * spec.heads);
+    t.partial = t.q8_scale + for_bytes / 4;
     each_row(c, rows, (spec.heads + 2 * spec.kv_heads) * spec.head_dim, [&](int64_t r) { place(t, r); });
     if (splitting) split(c, t, tiles, count, work * t.key < 40000);
     else {
-        auto job = [&](int64_t i, int thread) { whole(t, tiles[count - 1 - i / spec.kv_heads], i % spec.kv_heads,
-                                                      c.own[thread]); };
-        parallel(*c.pool, count * spec.kv_heads, job);
+        auto job = [&](int64_t index, int thread) {            // the longest first: they come last in a prompt
+            for (int64_t i = count - 1; i >= 0; i--) {
+                const int64_t mine = t.spans(tiles[i]);
+                if (index < mine) return whole(t, tiles[i], t.span(tiles[i], index), c.own[thread]);
+                index -= mine;
+            }
+        };
+        parallel(*c.pool, spans, job);
     }
     each_row(c, rows, out.k, [&](int64_t r) { quantize(out, r); });
 }

@@ -3,6 +3,7 @@
 // Chunks are counted from the sequence's start and combined in order, so a row's bits depend on its position alone: not on
 // how a prompt was cut, nor on which rows share a tile, nor on how many threads there are.
 #pragma once
+#include "bytes.h"
 
 namespace GAINZ_NS {
 
@@ -10,12 +11,24 @@ constexpr int MAX_QUERIES = 32;     // rows of a tile times query heads of a gro
 constexpr float NOTHING = -3.0e38f;
 
 struct Tile { int64_t sequence, row, rows, first, last, slot; };      // chunks first … last - 1; slot: of its partial sums
+struct Heads { int64_t first, count; };                               // neighbouring KV heads: their pages lie side by side
 
 struct Task {
     const float* qkv; const Spec& spec; const KV& kv; const Batch& batch; const Act& out;
     float* q; float* partial;
     int64_t group, key, value;      // query heads of a KV head; widths padded to 16
+    int64_t byte_width;             // of a query in 8 bits; 0: keys are not in 8 bits
+    int8_t* q8; float* q8_scale;    // [R, heads, byte_width], [R, heads, 2]
     int64_t state() const { return value + 16; }                      // [0] maximum, [1] sum, [16 …] weighted values
+    int64_t spans(const Tile& tile) const { return ceil_div(spec.kv_heads, heads_at_once(tile)); }
+    int64_t heads_at_once(const Tile& tile) const { return most(1, MAX_QUERIES / (tile.rows * group)); }
+    Heads span(const Tile& tile, int64_t i) const {
+        const int64_t first = i * heads_at_once(tile);
+        return Heads{first, least(heads_at_once(tile), spec.kv_heads - first)};
+    }
+    // of query i of a span, `each` queries a KV head
+    int64_t row_of(const Tile& tile, int64_t i) const { return tile.row + i / group; }
+    int64_t head_of(Heads heads, int64_t i, int64_t each) const { return (heads.first + i / each) * group + i % each % group; }
 };
 
 // ------------------------------------------------------------------------------------------------ place
@@ -47,11 +60,15 @@ static inline void keep(const float* x, int64_t width, int64_t type, void* pages
         return;
     }
     if (type == BF16) { for (int64_t i = 0; i < width; i++) ((uint16_t*)pages)[to + i] = to_bf16(x[i]); return; }
-    float least_value = x[0], most_value = x[0];
-    for (int64_t i = 1; i < width; i++) {
-        least_value = x[i] < least_value ? x[i] : least_value;
-        most_value = x[i] > most_value ? x[i] : most_value;
+    vf high = set1(x[0]), negated = set1(-x[0]);
+    for (int64_t i = 0; i < width; i += W) {
+        const int n = static_cast<int>(least(W, width - i));
+        const vf v = n == W ? load(x + i) : set1(x[i]);
+        high = max(high, v);
+        negated = max(negated, sub(zero(), v));
+        for (int64_t j = i; n < W && j < width; j++) { high = max(high, set1(x[j])); negated = max(negated, set1(-x[j])); }
     }
+    const float least_value = -largest(negated), most_value = largest(high);
     const float step = (most_value - least_value) / 255.f, tiny = 1.17549435e-38f, divisor = step > tiny ? step : tiny;
     for (int64_t i = 0; i < width; i++) {
         const float code = __builtin_rintf((x[i] - least_value) / divisor);
@@ -80,6 +97,9 @@ static inline void place(const Task& t, int64_t r) {
         if (query) {
             const float scale = static_cast<float>(s.scale);
             for (int64_t i = 0; i < t.key; i++) x[i] = i < width ? x[i] * scale : 0.f;
+            const int64_t own_place = r * s.heads + h;
+            if (t.byte_width) byte_query(x, width, t.byte_width, t.q8 + own_place * t.byte_width, t.q8_scale + 2 * own_place,
+                                         t.q8_scale + 2 * own_place + 1);
         } else {
             const int64_t head = value ? h - s.heads - s.kv_heads : h - s.heads;
             const int64_t at = (slot / kv.page * kv.heads + head) * kv.page + slot % kv.page;
@@ -97,7 +117,8 @@ namespace GAINZ_NS {
 // ------------------------------------------------------------------------------------------------ one chunk
 // scores → weights in place over the tokens [lo, hi) of a chunk, zeros elsewhere; returns maximum and sum
 static inline void soften(float* s, int64_t lo, int64_t hi, int64_t length, float* top, float* total) {
-    for (int64_t t = 0; t < length; t++) if (t < lo || t >= hi) s[t] = NOTHING;
+    for (int64_t t = 0; t < lo; t++) s[t] = NOTHING;
+    for (int64_t t = hi; t < length; t++) s[t] = NOTHING;
     vf m = set1(NOTHING);
     for (int64_t t = 0; t < length; t += W) m = max(m, load(s + t));
     *top = largest(m);
@@ -136,79 +157,106 @@ static inline void combine(float* state, const float* next, int64_t value) {
                                                                       mul(load(next + i), set1(b))));
 }
 
-// one thread's: [16 w], [16 w], [queries, 128 + 16], [queries, state]
-struct Room { float *page, *columns, *scores, *parts; };
+// one thread's: [16 w], [16 w], [queries, 128 + 16], [queries, state], [queries, 16], [queries, 16]
+struct Room { float *page, *columns, *scores, *parts, *weights, *lows; };
 
 static inline Room room(Scratch& s, const Task& t) {
-    const int64_t width = most(t.key, t.value);
-    float* p = (float*)s.need(static_cast<size_t>(width * 32 + MAX_QUERIES * (PAGE_CHUNK + 16)
-                                                  + MAX_QUERIES * t.state()) * 4);
-    return Room{p, p + width * 16, p + width * 32, p + width * 32 + MAX_QUERIES * (PAGE_CHUNK + 16)};
+    const int64_t page = 16 * most(most(t.key, t.value), t.byte_width), scores = MAX_QUERIES * (PAGE_CHUNK + 16);
+    float* p = (float*)s.need(static_cast<size_t>(2 * page + scores + MAX_QUERIES * (t.state() + 32)) * 4);
+    float* parts = p + 2 * page + scores;
+    float* weights = parts + MAX_QUERIES * t.state();
+    return Room{p, p + page, p + 2 * page, parts, weights, weights + MAX_QUERIES * 16};
 }
 
-// partial sums of a tile's queries over one chunk, into out[query] (state() floats each)
-template <class T> static void chunk_of(const Task& t, const Tile& tile, int64_t head, int64_t chunk, Room& room,
+// scores of a page's 16 tokens with the tile's queries, into p[query]
+template <class T> static inline void page_scores(const Task& t, int64_t at, int64_t tokens, const float* const* q,
+                                                  float* const* p, int64_t offset, int64_t queries, Room& room) {
+    key_columns<T>(t, at, tokens, room.page, room.columns);
+    for (int64_t i = 0; i < queries;) {
+        float* to[4];
+        const int64_t n = least(4, queries - i);
+        for (int64_t j = 0; j < n; j++) to[j] = p[i + j] + offset;
+        if (n == 4) score<4>(q + i, room.columns, t.key, to);
+        else if (n == 3) score<3>(q + i, room.columns, t.key, to);
+        else if (n == 2) score<2>(q + i, room.columns, t.key, to);
+        else score<1>(q + i, room.columns, t.key, to);
+        i += n;
+    }
+}
+
+// The same in 8 bits. q: of each query's place among the floats; q·(code * scale + low) = (q·code) * scale + low * Σq.
+template <> inline void page_scores<uint8_t>(const Task& t, int64_t at, int64_t, const float* const* q, float* const* p,
+                                             int64_t offset, int64_t queries, Room& room) {
+    uint8_t* columns = (uint8_t*)room.columns;
+    byte_columns((const uint8_t*)t.kv.k + at * t.kv.key_width, t.kv.key_width, t.byte_width, columns);
+    for (int64_t i = 0; i < queries; i++) {
+        const int64_t own = (q[i] - t.q) / t.key;
+        const vf scale = set1(t.q8_scale[2 * own]), sum_of = set1(t.q8_scale[2 * own + 1]);
+        float* y = p[i] + offset;
+        byte_dots(columns, t.byte_width, t.q8 + own * t.byte_width, y);
+        for (int part = 0; part < 16; part += W)
+            store(y + part, fma(load(t.kv.k_low + at + part), sum_of, mul(load(y + part), mul(load(t.kv.k_scale + at + part),
+                                                                                              scale))));
+    }
+}
+
+// Asks memory for a head's share of a page, into the second cache: pages follow each other in no order that hardware knows.
+template <class T> static inline void ask(const void* pages, int64_t width, int64_t at) {
+    const char* from = (const char*)pages + at * width * static_cast<int64_t>(sizeof(T));
+    for (int64_t i = 0; i < 16 * width * static_cast<int64_t>(sizeof(T)); i += 64) __builtin_prefetch(from + i, 0, 2);
+}
+
+// Partial sums of a tile's queries over one chunk, into out[query] (state() floats each), queries ordered by KV head, row, head.
+// Page by page through all the heads asked for, so that memory is read in the order in which it lies.
+template <class T> static void chunk_of(const Task& t, const Tile& tile, Heads heads, int64_t chunk, Room& room,
                                         float* const* out) {
     const Spec& s = t.spec;
     const KV& kv = t.kv;
-    const int64_t queries = tile.rows * t.group, from = chunk * PAGE_CHUNK;
+    const int64_t each = tile.rows * t.group, queries = each * heads.count, from = chunk * PAGE_CHUNK;
     const int64_t last = t.batch.positions[tile.row + tile.rows - 1];               // the tile's last row sees furthest
     const int64_t length = least(PAGE_CHUNK, last + 1 - from), pages = ceil_div(length, 16), padded = pages * 16;
     // pages nobody sees
     const int64_t seen = s.window ? most(0, t.batch.positions[tile.row] - s.window + 1 - from) / 16 : 0;
-    const int32_t* table = t.batch.pages + tile.sequence * t.batch.page_stride + from / kv.page;
+    const int32_t* table = t.batch.pages + tile.sequence * t.batch.page_stride + from / 16;
     const float* q[MAX_QUERIES];
     float *p[MAX_QUERIES], *acc[MAX_QUERIES];
     for (int64_t i = 0; i < queries; i++) {
-        q[i] = t.q + ((tile.row + i / t.group) * s.heads + head * t.group + i % t.group) * t.key;
+        q[i] = t.q + (t.row_of(tile, i % each) * s.heads + t.head_of(heads, i, each)) * t.key;
         p[i] = room.scores + i * (PAGE_CHUNK + 16);
         acc[i] = out[i] + 16;
     }
-    for (int64_t page = seen; page < pages; page++) {
-        const int64_t at = (table[page] * kv.heads + head) * kv.page, tokens = least(16, length - page * 16);
-        key_columns<T>(t, at, tokens, room.page, room.columns);
-        for (int64_t i = 0; i < queries;) {
-            float* to[4];
-            const int64_t n = queries - i >= 4 ? 4 : queries - i >= 3 ? 3 : queries - i >= 2 ? 2 : 1;
-            for (int64_t j = 0; j < n; j++) to[j] = p[i + j] + page * 16;
-            if (n == 4) score<4>(q + i, room.columns, t.key, to);
-            else if (n == 3) score<3>(q + i, room.columns, t.key, to);
-            else if (n == 2) score<2>(q + i, room.columns, t.key, to);
-            else score<1>(q + i, room.columns, t.key, to);
-            i += n;
+    const int64_t known = ceil_div(last + 1 - from, 16);       // pages from here to the sequence's end, this chunk's and later
+    for (int64_t page = seen; page < pages; page++)
+        for (int64_t h = 0; h < heads.count; h++) {
+            if (page + 1 < known) ask<T>(kv.k, kv.key_width, (table[page + 1] * kv.heads + heads.first + h) * 16);
+            page_scores<T>(t, (table[page] * kv.heads + heads.first + h) * 16, least(16, length - page * 16), q + h * each,
+                           p + h * each, page * 16, each, room);
         }
-        if (sizeof(T) != 1) continue;
-        for (int64_t i = 0; i < queries; i++) {      // q·(code * scale + low) = (q·code) * scale + low * Σq
-            vf total = zero();
-            for (int64_t d = 0; d < t.key; d += W) total = add(total, load(q[i] + d));
-            const float low = sum(total);
-            for (int part = 0; part < 16; part += W) {
-                float* y = p[i] + page * 16 + part;
-                store(y, fma(load(kv.k_low + at + part), set1(low), mul(load(y), load(kv.k_scale + at + part))));
-            }
-        }
-    }
     for (int64_t i = 0; i < queries; i++) {
-        const int64_t position = t.batch.positions[tile.row + i / t.group];
+        const int64_t position = t.batch.positions[t.row_of(tile, i % each)];
         const int64_t hi = least(length, position + 1 - from), lo = s.window ? most(0, position - s.window + 1 - from) : 0;
         float* o = out[i];
         for (int64_t c = 0; c < t.state(); c += W) store(o + c, zero());
         for (int64_t j = 0; j < seen * 16; j += W) store(p[i] + j, zero());
+        if (sizeof(T) == 1) for (int64_t j = 0; j < 16; j += W) store(room.lows + i * 16 + j, zero());
         if (hi <= lo) { for (int64_t j = 0; j < padded; j++) p[i][j] = 0.f; continue; }
         if (s.softcap > 0) softcap(p[i] + seen * 16, padded - seen * 16, static_cast<float>(s.softcap));
         soften(p[i], lo, hi, padded, o, o + 1);
     }
-    for (int64_t page = seen; page < pages; page++) {
-        const int64_t at = (table[page] * kv.heads + head) * kv.page, tokens = least(16, length - page * 16);
-        add_values<T>(t, at, tokens, p, queries, page * 16, acc, room.page);
-    }
+    for (int64_t page = seen; page < pages; page++)
+        for (int64_t h = 0; h < heads.count; h++) {
+            if (page + 1 < known) ask<T>(kv.v, kv.value_width, (table[page + 1] * kv.heads + heads.first + h) * 16);
+            add_values<T>(t, (table[page] * kv.heads + heads.first + h) * 16, least(16, length - page * 16), p + h * each, each,
+                          page * 16, acc + h * each, room.page, room.weights, room.lows + h * each * 16);
+        }
+    if (sizeof(T) == 1) add_lows(t, queries, acc, room.lows);
 }
 
-static inline void chunk_sums(const Task& t, const Tile& tile, int64_t head, int64_t chunk, Room& room, float* const* out) {
-    if (t.kv.type == F32) chunk_of<float>(t, tile, head, chunk, room, out);
-    else if (t.kv.type == F16) chunk_of<half>(t, tile, head, chunk, room, out);
-    else if (t.kv.type == BF16) chunk_of<bfloat>(t, tile, head, chunk, room, out);
-    else chunk_of<uint8_t>(t, tile, head, chunk, room, out);
+static inline void chunk_sums(const Task& t, const Tile& tile, Heads heads, int64_t chunk, Room& room, float* const* out) {
+    if (t.kv.type == F32) chunk_of<float>(t, tile, heads, chunk, room, out);
+    else if (t.kv.type == F16) chunk_of<half>(t, tile, heads, chunk, room, out);
+    else if (t.kv.type == BF16) chunk_of<bfloat>(t, tile, heads, chunk, room, out);
+    else chunk_of<uint8_t>(t, tile, heads, chunk, room, out);
 }
 
 static inline void finish(const Task& t, int64_t row, int64_t head, const float* state) {

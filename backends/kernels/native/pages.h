@@ -88,23 +88,43 @@ template <class Get> static inline void mix_all(float* const* p, int64_t queries
 // Values of a page, weighted. Few queries read the page as it lies, many a widened copy: the same numbers.
 template <class T> static inline void add_values(const Task& t, int64_t at, int64_t tokens, float* const* p,
                                                  int64_t queries, int64_t offset,
-                                                 float* const* acc, float* page) {
+                                                 float* const* acc, float* page, float*, float*) {
     const int64_t width = t.kv.value_width, padded = t.value;
     const T* from = (const T*)t.kv.v + at * width;
-    const float *scale = t.kv.v_scale + at, *low = t.kv.v_low + at;
-    const auto direct = [&](int64_t k, int64_t c) {
-        const vf v = load(from + k * width + c);
-        return sizeof(T) == 1 ? fma(v, set1(scale[k]), set1(low[k])) : v;
-    };
+    const auto direct = [&](int64_t k, int64_t c) { return load(from + k * width + c); };
     if (queries <= 4 && width == padded) return mix_all(p, queries, offset, padded, tokens, acc, direct);
     widen_rows(from, width, padded, tokens, page);
-    if (sizeof(T) == 1)
-        for (int64_t k = 0; k < tokens; k++)
-            for (int64_t c = 0; c < padded; c += W) {
-                float* y = page + k * padded + c;
-                store(y, fma(load(y), set1(scale[k]), set1(low[k])));
-            }
     mix_all(p, queries, offset, padded, tokens, acc, [&](int64_t k, int64_t c) { return load(page + k * padded + c); });
+}
+
+// Σ p (code * scale + low) = Σ (p scale) code + Σ p low, the second for all columns at once (`add_lows`).
+template <> inline void add_values<uint8_t>(const Task& t, int64_t at, int64_t tokens, float* const* p, int64_t queries,
+                                            int64_t offset, float* const* acc, float* page, float* weights, float* lows) {
+    const int64_t width = t.kv.value_width, padded = t.value;
+    const uint8_t* from = (const uint8_t*)t.kv.v + at * width;
+    float* scaled_p[MAX_QUERIES];
+    for (int64_t i = 0; i < queries; i++) {
+        scaled_p[i] = weights + i * 16;
+        for (int64_t k = 0; k < 16; k += W) {
+            const int n = static_cast<int>(least(W, most(0, tokens - k)));
+            const vf w = load_n(p[i] + offset + k, n);         // what lies beyond the last token is nobody's
+            store(scaled_p[i] + k, mul(w, load_n(t.kv.v_scale + at + k, n)));
+            store(lows + i * 16 + k, fma(w, load_n(t.kv.v_low + at + k, n), load(lows + i * 16 + k)));
+        }
+    }
+    const auto direct = [&](int64_t k, int64_t c) { return load(from + k * width + c); };
+    if (queries <= 4 && width == padded) return mix_all(scaled_p, queries, 0, padded, tokens, acc, direct);
+    widen_rows(from, width, padded, tokens, page);
+    mix_all(scaled_p, queries, 0, padded, tokens, acc, [&](int64_t k, int64_t c) { return load(page + k * padded + c); });
+}
+
+static inline void add_lows(const Task& t, int64_t queries, float* const* acc, const float* lows) {
+    for (int64_t i = 0; i < queries; i++) {
+        vf all = zero();
+        for (int64_t j = 0; j < 16; j += W) all = add(all, load(lows + i * 16 + j));
+        const vf low = set1(sum(all));
+        for (int64_t c = 0; c < t.value; c += W) store(acc[i] + c, add(load(acc[i] + c), low));
+    }
 }
 
 }  // namespace GAINZ_NS

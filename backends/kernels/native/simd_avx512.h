@@ -129,14 +129,16 @@ static inline bool narrow_columns(const float* page, int64_t width, float* colum
 
 static inline bool narrow_columns(const half* page, int64_t width, float* columns) {
     if (width % 32) return false;
+    alignas(64) static const uint16_t apart[32] = {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30,
+                                                   1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31};
+    const __m512i order = _mm512_load_si512(apart);
     for (int64_t c = 0; c < width; c += 32) {
         __m512 r[16];
         transpose_block((const float*)(page + c), width / 2, r);
         for (int i = 0; i < 16; i++) {
-            const __m512i v = _mm512_castps_si512(r[i]);
-            _mm512_storeu_ps(columns + (c + 2 * i) * 16, _mm512_cvtph_ps(_mm512_cvtepi32_epi16(v)));
-            _mm512_storeu_ps(columns + (c + 2 * i + 1) * 16, _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(v,
-                16))));
+            const __m512i v = _mm512_permutexvar_epi16(order, _mm512_castps_si512(r[i]));
+            _mm512_storeu_ps(columns + (c + 2 * i) * 16, _mm512_cvtph_ps(_mm512_castsi512_si256(v)));
+            _mm512_storeu_ps(columns + (c + 2 * i + 1) * 16, _mm512_cvtph_ps(_mm512_extracti64x4_epi64(v, 1)));
         }
     }
     return true;
@@ -152,24 +154,6 @@ static inline bool narrow_columns(const bfloat* page, int64_t width, float* colu
             _mm512_storeu_si512(columns + (c + 2 * i) * 16, _mm512_slli_epi32(v, 16));
             _mm512_storeu_si512(columns + (c + 2 * i + 1) * 16, _mm512_and_si512(v,
                 _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
-        }
-    }
-    return true;
-}
-
-static inline bool narrow_columns(const uint8_t* page, int64_t width, float* columns) {
-    if (width % 64) return false;
-    const __m512i byte = _mm512_set1_epi32(255);
-    for (int64_t c = 0; c < width; c += 64) {
-        __m512 r[16];
-        transpose_block((const float*)(page + c), width / 4, r);
-        for (int i = 0; i < 16; i++) {
-            const __m512i v = _mm512_castps_si512(r[i]);
-            float* to = columns + (c + 4 * i) * 16;
-            _mm512_storeu_ps(to, _mm512_cvtepi32_ps(_mm512_and_si512(v, byte)));
-            _mm512_storeu_ps(to + 16, _mm512_cvtepi32_ps(_mm512_and_si512(_mm512_srli_epi32(v, 8), byte)));
-            _mm512_storeu_ps(to + 32, _mm512_cvtepi32_ps(_mm512_and_si512(_mm512_srli_epi32(v, 16), byte)));
-            _mm512_storeu_ps(to + 48, _mm512_cvtepi32_ps(_mm512_srli_epi32(v, 24)));
         }
     }
     return true;
