@@ -45,13 +45,14 @@ class Gauge(Protocol):
 @dataclass(frozen=True)
 class Design:
     """``pairs`` None: looks after 8, 16 and 32 pairs at their corrected levels, over as soon as one tells. ``seed``: of the order
-    and of the nonces."""
+    and of the nonces. ``block``: pairs whose halves lie together, where memory does not hold both sides; 1 = back to back."""
 
     workload: Workload
     drafts: tuple[DraftSpec | None, DraftSpec | None] = (None, None)
     pairs: int | None = None
     mode: Mode = "cold"
     seed: int = 0
+    block: int = 1
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,7 @@ class Measurement:
                 self._warm_up(arm)
             for pairs, level in self._looks():
                 while len(self.outcome.pairs) < pairs:
-                    self._pair(pairs)
+                    self._block(pairs)
                 self.outcome.level = level
                 if self.outcome.verdict().word != UNKNOWN:
                     break
@@ -151,22 +152,24 @@ class Measurement:
             run = self._ask(arm, 0, self._nonces)
             speeds.append(run.decode or 0.0)
 
-    def _pair(self, target: int) -> None:
-        """One more pair, measured again while the machine was not calm."""
-        number = len(self.outcome.pairs)
-        prompt = number % len(self.design.workload.prompts)
+    def _block(self, target: int) -> None:
+        """One more pair (or block of them), measured again while the machine was not calm."""
+        done = len(self.outcome.pairs)
+        numbers = range(done, min(done + self.design.block, target))
+        prompts = [number % len(self.design.workload.prompts) for number in numbers]
         order = ARMS if self._chance.random() < 0.5 else ARMS[::-1]
         for attempt in range(AGAIN + 1):
-            self.progress(Progress("measure", number, target, f"pair {number + 1} of {target}"))
+            self.progress(Progress("measure", done, target, f"pair {done + 1} of {target}"))
             before = self.gauge.complaint(self.gauge.read())
-            runs = {arm: self._ask(arm, prompt, self._nonces) for arm in order}
+            runs = {arm: [self._ask(arm, prompt, self._nonces) for prompt in prompts] for arm in order}
             weather = self.gauge.read()
             noise = before or self.gauge.complaint(weather)
             if not noise or attempt == AGAIN:
                 break
-            self.outcome.repeated += 1
-        self.outcome.pairs.append(Pair(prompt, order[0], runs["a"], runs["b"], weather, noise))
-        self.changed(self.outcome)
+            self.outcome.repeated += len(prompts)
+        for prompt, a, b in zip(prompts, runs["a"], runs["b"]):
+            self.outcome.pairs.append(Pair(prompt, order[0], a, b, weather, noise))
+            self.changed(self.outcome)
 
     def _ask(self, arm: Arm, prompt: int, nonces: _Nonces) -> Run:
         if self.cancel.is_set():

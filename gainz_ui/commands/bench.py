@@ -1,0 +1,94 @@
+"""One configuration against another, with an interval and a verdict: the Benchmark tab without a browser."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from backends.base import GainzError, InvalidRequest
+from gainz_ui import __version__
+from gainz_ui.longwork import failed, watched
+from gainz_ui.services.bench.configs import Config
+from gainz_ui.services.bench.protocol import Design
+from gainz_ui.services.bench.run import bench
+from gainz_ui.services.bench.workloads import Workload, from_file, from_name
+from gainz_ui.services.studio import Studio
+from gainz_ui.settings import Settings
+from gainz_ui.terminal import show_table
+
+NAME, HELP, ORDER = "bench", "measure one configuration against another: ratio, interval, verdict", 48
+SETTINGS = ("models", "outputs", "logs")
+ROWS = (("decode, tok/s", "decode"), ("prefill, tok/s", "prefill"), ("TTFT, s", "ttft"), ("end to end, s", "end_to_end"),
+        ("acceptance rate", "acceptance"), ("tokens a pass", "tokens_per_pass"))
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--a", required=True, metavar="SIDE", help="NAME[,key=value…]: a model and what its load differs in from the "
+                        "usual, e.g. starter,kv_type=int8,threads=2,draft=lookup")
+    parser.add_argument("--b", required=True, metavar="SIDE", help="the other side; ratios are B to A")
+    parser.add_argument("--workload", default="prose", metavar="NAME",
+                        help="prose, code, edit, summary, second or depth, with -zh, -long and a number of tokens after it where "
+                        "wanted (code-zh-long-512), or a file of prompts, one a line (default: prose)")
+    parser.add_argument("--tokens", type=int, metavar="INT", help="tokens of every answer (default: the workload's, 64)")
+    parser.add_argument("--pairs", type=int, metavar="N", help="a fixed number of pairs (default: looks after 8, 16 and 32)")
+    parser.add_argument("--mode", choices=("cold", "warm"), default="cold",
+                        help="cold: no prompt was ever seen before; warm: prompts may be in the cache (default: cold)")
+    parser.add_argument("--seed", type=int, default=0, metavar="INT", help="of the order of the sides (default: 0)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the whole report there, every pair included")
+
+
+def run(settings: Settings, given: argparse.Namespace) -> int:
+    with watched(False) as (progress, cancel):
+        try:
+            design = Design(workload(given.workload, given.tokens), pairs=_pairs(given.pairs), mode=given.mode, seed=given.seed)
+            configs = (Config.parse(given.a), Config.parse(given.b))
+            studio = Studio(settings)
+            try:
+                found = bench(studio, configs, design, __version__, progress, cancel)
+            finally:
+                studio.close()
+            if given.json is not None:
+                _write(given.json, found)
+        except GainzError as error:
+            return failed(error, False)
+    _show(found)
+    return 1 if found["cancelled"] else 0
+
+
+def workload(name: str, tokens: int | None) -> Workload:
+    """A bundled one by its name, else a file of prompts."""
+    path = Path(name)
+    if path.suffix or os.sep in name:
+        return from_file(path, 64 if tokens is None else tokens)
+    return from_name(name if tokens is None else f"{name}-{tokens}")
+
+
+def _pairs(asked: int | None) -> int | None:
+    if asked is not None and not 1 <= asked <= 10_000:
+        raise InvalidRequest("A benchmark takes 1 to 10000 pairs.", field="pairs", pairs=asked)
+    return asked
+
+
+def _write(path: Path, found: dict[str, Any]) -> None:
+    try:
+        path.write_text(json.dumps(found, ensure_ascii=False, indent=1, default=str) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise InvalidRequest(f"{path} cannot be written.", field="json", reason=error.strerror or error) from error
+
+
+def _show(found: dict[str, Any]) -> None:
+    a, b = found["a"], found["b"]
+    rows = [(label, _figure(a[key]), _figure(b[key]), _figure(found["measures"].get(key, {}).get("ratio"))) for label, key in ROWS]
+    roofs = [side["roofline"]["share"] if side["roofline"] else None for side in (a, b)]
+    rows.append(("share of the bandwidth's ceiling", *(f"{100 * share:.0f} %" if share else "-" for share in roofs), ""))
+    show_table(("MEASURE", f"A: {a['asked']}", f"B: {b['asked']}", "B / A"), rows)
+    print(found["sentence"])
+    if found["cancelled"]:
+        print("Stopped early: this is what was measured until then.")
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
