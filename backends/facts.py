@@ -121,7 +121,8 @@ def _from_folder(model: ModelDir, disk: int) -> ModelFacts:
     tensors = [(name, *entry) for file in weight_files(model)
                for name, entry in safetensors_header(model.folder / file).items()]
     bits = quantization.get("bits", quantization.get("w_bit", 4))
-    stored = _gather(_kinds(tensors, bits if isinstance(bits, int) and bits > 0 else 4))
+    own = _kinds(tensors, bits if isinstance(bits, int) and bits > 0 else 4)
+    stored = _gather([*own, *_borrowed(model.config)])
     outer = model.config
     check_config(outer)
     config = outer["text_config"] if isinstance(outer.get("text_config"), Mapping) else outer
@@ -145,6 +146,15 @@ def _kinds(tensors: Iterable[tuple], bits: int) -> Iterable[Stored]:
             yield Stored(f"int{bits} packed", 0, size, False)
         else:
             yield Stored(dtype, prod(shape), size, dtype in FLOATS)
+
+
+def _borrowed(config: Mapping[str, Any]) -> Iterable[Stored]:
+    """What a draft takes from its parent: it is in memory a second time, and in no file of the draft."""
+    lent = config.get("gainz_draft")
+    lent = lent.get("borrows") if isinstance(lent, Mapping) else None
+    if isinstance(lent, Mapping) and isinstance(lent.get("weights"), int) and isinstance(lent.get("bits"), (int, float)):
+        floating = lent["bits"] >= 16
+        yield Stored("BF16" if floating else "borrowed", lent["weights"], int(lent["weights"] * lent["bits"] / 8), floating)
 
 
 def _quantization(model: ModelDir) -> Mapping[str, Any]:

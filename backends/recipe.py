@@ -45,7 +45,7 @@ class QuantizeOptions:
 
     def __post_init__(self) -> None:
         for item in fields(self):
-            _check_field(item.name, getattr(self, item.name), item.metadata, type(item.default))
+            check_field(item.name, getattr(self, item.name), item.metadata, type(item.default))
         if self.method == "awq" and self.bits not in AWQ_BITS:
             raise InvalidRequest(f"AWQ files hold 4-bit weights, not {self.bits}-bit ones.", field="bits", bits=self.bits,
                                  remedy="Choose 4 bits, or GPTQ for 2, 3 or 8.")
@@ -71,7 +71,7 @@ class QuantizeOptions:
         return chosen
 
 
-def _check_field(name: str, value: Any, meta: Any, kind: type) -> None:
+def check_field(name: str, value: Any, meta: Any, kind: type) -> None:
     number = int if kind is int else (int, float)
     if kind in (int, float) and (isinstance(value, bool) or not isinstance(value, number)) or not isinstance(value,
             kind) and kind in (bool, str):

@@ -76,3 +76,18 @@ def _breakable(name: str, width: int = 16) -> str:
             lines.append("")
         lines[-1] += piece
     return "<br>".join(line.replace("&", "&amp;").replace("<", "&lt;") for line in lines)
+
+
+def learning(points: Sequence[Mapping[str, Any]], words: Mapping[str, str]) -> go.Figure:
+    """Loss and the share of right guesses over a draft's training. A point: step, loss (None before the first step), agreement
+    (0 … 1). ``words``: step, right, loss."""
+    figure = frame(words["step"], words["right"], height=260)
+    steps = [point["step"] for point in points]
+    figure.add_scatter(x=steps, y=[100 * point["agreement"] for point in points], mode="lines+markers", name=words["right"],
+                       hovertemplate="%{y:.1f} %<extra></extra>")
+    figure.add_scatter(x=steps, y=[point["loss"] for point in points], mode="lines", name=words["loss"], yaxis="y2",
+                       line={"dash": "dot"}, hovertemplate="%{y:.3f}<extra></extra>")
+    figure.update_layout(showlegend=True, legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"}, margin={"r": 52},
+                         yaxis2={"title": words["loss"], "overlaying": "y", "side": "right", "rangemode": "tozero",
+                                 "showgrid": False, "fixedrange": True})
+    return figure

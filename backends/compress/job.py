@@ -74,7 +74,7 @@ class _Job:
     def __init__(self, origin: Origin, options: QuantizeOptions, folder: Path, progress: ProgressFn, cancel: Cancel,
                  text: Path | None) -> None:
         self.origin, self.options, self.folder, self.progress, self.cancel = origin, options, folder, progress, cancel
-        self.device = torch.device(_device(options.device))
+        self.device = torch.device(device_of(options.device))
         self.skeleton = Skeleton(origin.source, self.device)
         if self.skeleton.missing():
             self.origin = origin.whole(progress, cancel)
@@ -83,8 +83,8 @@ class _Job:
         self.calibration = self._calibrate(text)
         self._check_room()
         self.skeleton.fill()
-        self.precision = _precision(options.precision, self.device)
-        _clear(folder)
+        self.precision = precision_of(options.precision, self.device)
+        clear(folder)
         self.parts = Parts(folder, self._key())
         self.method = METHODS[options.method](options)
         self.tally = _Tally()
@@ -240,7 +240,7 @@ class _Job:
         self.progress(Progress("quantize", done, self.steps, note))
 
 
-def _clear(folder: Path) -> None:
+def clear(folder: Path) -> None:
     """What is left of something else, or of a job that stopped while writing; finished parts stay."""
     for item in folder.iterdir():
         if item.name == PARTS:
@@ -272,13 +272,13 @@ def _dense(tensors: Mapping[str, Tensor], quantized: list[str], options: Quantiz
     return dense
 
 
-def _device(asked: str) -> str:
+def device_of(asked: str) -> str:
     if asked != "auto":
         return asked
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _precision(asked: str, device: torch.device) -> str:
+def precision_of(asked: str, device: torch.device) -> str:
     """bfloat16 where it is faster: the passes only gather statistics, the rounding itself is done in float32."""
     if asked != "auto":
         return asked

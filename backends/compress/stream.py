@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from backends.base import Cancel, NotSupported
 from backends.compress.skeleton import Skeleton, linears
@@ -163,6 +164,18 @@ class Stream:
                     self._model(window)
         finally:
             hook.remove()
+
+    @torch.no_grad()
+    def loss(self, states: Sequence[Tensor]) -> float:
+        """Mean cross-entropy, nats a token, of the windows' own tokens, where ``states`` are what the last layer gives."""
+        last, total, count = len(self.skeleton.layers) - 1, 0.0, 0
+        with self._bypassed() as given, self.autocast():
+            for window, hidden in zip(self.windows, states):
+                given["value"] = (hidden,) if self.tuples[last] else hidden
+                logits = self.skeleton.model(window.to(self.device), use_cache=False).logits[0, :-1]
+                total += float(cross_entropy(logits.float(), window[0, 1:].to(self.device), reduction="sum"))
+                count += len(logits)
+        return total / max(count, 1)
 
     @contextmanager
     def _bypassed(self) -> Iterator[dict[str, Any]]:

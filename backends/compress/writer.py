@@ -1,8 +1,7 @@
 """A variant's folder: layer parts while the job runs, then one checkpoint that other programs load.
 
-A part is a safetensors file of its own, complete once it has its name; the checkpoint is made of the parts' bytes, copied,
-so that
-no more than a piece of it is ever in memory. Knows file formats; nothing of how weights were chosen.
+A part is a safetensors file of its own, complete once it has its name; the checkpoint is made of the parts' bytes, copied, so
+that no more than a piece of it is ever in memory. Knows file formats; nothing of how weights were chosen.
 """
 
 from __future__ import annotations
@@ -54,6 +53,11 @@ class Parts:
     def load(self, name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
         with safe_open(str(self.path(name)), framework="pt") as file:
             return {key: file.get_tensor(key) for key in file.keys()}, json.loads(file.metadata()["facts"])
+
+    def facts(self, name: str) -> dict[str, Any]:
+        """What `save` was given beside the tensors, which stay unread."""
+        with safe_open(str(self.path(name)), framework="pt") as file:
+            return json.loads(file.metadata()["facts"])
 
     def remove(self) -> None:
         shutil.rmtree(self.folder)

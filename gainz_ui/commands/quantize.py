@@ -29,10 +29,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="JSON lines on stderr while it runs, the manifest on stdout")
     group = parser.add_argument_group("quantization")
     for item in fields(QuantizeOptions):
-        _add(group, item)
+        add_option(group, item)
 
 
-def _add(group: Any, item: Any) -> None:
+def add_option(group: Any, item: Any) -> None:
+    """One field of an options dataclass as an argument."""
     option, label = "--" + item.name.replace("_", "-"), item.metadata["label"].replace("%", "%%")
     kind = {"bool": bool, "int": int, "float": float, "str": str}[item.type]
     if kind is bool:

@@ -143,9 +143,12 @@ class Store:
         return name
 
     def ensure_starter(self, progress: ProgressFn = silent, cancel: Cancel | None = None) -> str:
-        """The starter model's name, fetched first if it is not there. FetchFailed, ChecksumMismatch, DiskFull."""
-        from gainz_ui.services import starter
-        return starter.ensure(self, progress, cancel or Cancel())
+        """The starter model's name, fetched first if it is not there, its draft beside it. FetchFailed, ChecksumMismatch,
+        DiskFull."""
+        from gainz_ui.services import starter, starter_draft
+        name = starter.ensure(self, progress, cancel or Cancel())
+        starter_draft.place(self, progress, cancel or Cancel())
+        return name
 
     def add_local(self, path: str | Path, name: str | None = None, progress: ProgressFn = silent,
                   cancel: Cancel | None = None, *, link: bool = False) -> str:

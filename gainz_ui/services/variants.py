@@ -41,8 +41,8 @@ def default_name(model: str, options: QuantizeOptions) -> str:
 
 
 def can_start_from(entry: Any) -> bool:
-    """Float weights and GGUF files; what is GPTQ or AWQ already has lost what a quantizer needs."""
-    return entry.ready and entry.local and entry.backend not in METHODS
+    """Float weights and GGUF files; what is GPTQ or AWQ already has lost what a quantizer needs, and a draft is no whole model."""
+    return entry.ready and entry.local and entry.backend not in (*METHODS, "draft")
 
 
 class Variants:

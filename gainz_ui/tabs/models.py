@@ -15,6 +15,7 @@ from gainz_ui.i18n import T, explain, language, tr
 from gainz_ui.page import Page, Tab
 from gainz_ui.tabs import models_view as show
 from gainz_ui.tabs.models_add import add_forms
+from gainz_ui.tabs.models_draft import DraftCard, DraftForm
 from gainz_ui.tabs.models_variant import variant_form
 from gainz_ui.tabs.snippets import address_of, call_snippets, snippets
 from gainz_ui.widgets import Html, shown
@@ -35,6 +36,8 @@ def build(page: Page) -> None:
                     parts["rescan"] = gr.Button(T("rescan"), size="sm", elem_id="gz-rescan")
             add = add_forms(page)
             add["add"].append(variant_form(page, parts["catalog"]))
+            draft = DraftForm(page, parts["catalog"])
+            add |= {"add": [*add["add"], *draft.add], "said": {**add["said"], **draft.said}, "after": draft.after}
         with gr.Column(scale=3, min_width=320, elem_classes="gz-card"):
             forms = _details(page, parts)
     parts |= add
@@ -63,6 +66,7 @@ def _details(page: Page, parts: dict[str, Any]) -> dict[str, tuple[Any, Form]]:
         parts["cancel"] = gr.Button(T("cancel"), variant="stop", visible=False, elem_id="gz-cancel")
     parts["work"] = Html(visible=False, elem_id="gz-work")
     parts["loaded"] = Html(visible=False, elem_id="gz-loaded")
+    parts["draft"] = DraftCard(page)
     return forms
 
 
@@ -92,7 +96,12 @@ class Models:
         p["unload"].click(self.unload, p["catalog"], [p["notice"], p["api"], page.version], **PRIVATE)
         for button, start, inputs in p["add"]:
             said = p["said"].get(start, p["notice"])
-            gr.on([button.click], _bound(self.bring, start, said), inputs, [*dict.fromkeys([*running, said])], concurrency_limit=None, **PRIVATE)
+            brought = gr.on([button.click], _bound(self.bring, start, said), inputs, [*dict.fromkeys([*running, said])],
+                            concurrency_limit=None, **PRIVATE)
+            if start in p["after"]:
+                brought.then(*p["after"][start], **quiet)
+        card = p["draft"]
+        gr.on([p["catalog"].change, page.version.change], card.show, p["catalog"], [card.facts, card.plot], **quiet)
         page.on_load(self.watch_all, None, running, concurrency_limit=None)
 
     def _widgets(self) -> list[Any]:

@@ -134,7 +134,10 @@ class ScriptedJobs:
             progress(Progress("quantize" if command == "quantize" else "compare", step, 10))
             time.sleep(self.seconds / 10)
         value = lambda option: arguments[arguments.index(option) + 1]  # noqa: E731
-        return self._made(value("--out")) if command == "quantize" else figures(value("--ref"), value("--model"))
+        if "--plan" in arguments:
+            return {"name": value("--out"), "kept": [0, 3], "perplexity_before": 9.5, "perplexity_after": 1234.5}
+        makes = command in ("quantize", "draft")
+        return self._made(value("--out")) if makes else figures(value("--ref"), value("--model"))
 
     def _made(self, name):
         from types import SimpleNamespace

@@ -54,7 +54,11 @@ class FusedDecoder:
             progress(Progress("read", layer, plan.layers, f"layer {layer + 1} of {plan.layers}"))
             self._blocks.append(read.block(layer))
         self._norm = read.norm("model.norm")
-        self._head = self._table if plan.tied else ops.pack(*read.matrix("lm_head", plan.vocab, plan.hidden))
+        # A draft's head may have the rows of some ids only; then "lm_head.ids" says which.
+        self._ids = source.tensor("lm_head.ids").to(ops.device) if "lm_head.ids" in source.names() else None
+        rows = plan.vocab if self._ids is None else len(self._ids)
+        whole = plan.tied and self._ids is None
+        self._head = self._table if whole else ops.pack(*read.matrix("lm_head", rows, plan.hidden))
         progress(Progress("read", plan.layers, plan.layers))
 
     def rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -72,7 +76,10 @@ class FusedDecoder:
         return x
 
     def logits(self, rows: Tensor) -> Tensor:
-        return self.ops.logits(self.ops.norm(rows, self._norm, self.plan.eps), self._head, self.plan.logit_softcap)
+        found = self.ops.logits(self.ops.norm(rows, self._norm, self.plan.eps), self._head, self.plan.logit_softcap)
+        if self._ids is None:
+            return found
+        return found.new_full((len(found), self.plan.vocab), -torch.inf).index_copy_(1, self._ids, found)
 
     def states(self, rows: Tensor) -> Tensor:
         """In float32, not through the ops: those hand a norm's rows on in the type that products want."""
@@ -82,7 +89,7 @@ class FusedDecoder:
 
     def weights_bytes(self) -> int:
         linears = [w for b in self._blocks for w in (*b.qkv, b.out, *b.gate_up, b.down)] + [self._table]
-        return sum(w.nbytes for w in linears) + (0 if self.plan.tied else self._head.nbytes)
+        return sum(w.nbytes for w in linears) + (0 if self._head is self._table else self._head.nbytes)
 
     def _attention(self, block: _Block, pages: KVLayer, batch: Batch, x: Tensor) -> None:
         qkv = self._product(self.ops.norm(x, block.norm_attention, self.plan.eps), block.qkv)
