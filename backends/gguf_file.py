@@ -11,10 +11,13 @@ from __future__ import annotations
 import re
 import struct
 import sys
+import time
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import prod
+from operator import sub
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -23,6 +26,7 @@ from backends.errors import BrokenFile, UnknownFormat, UnsupportedTensor
 MAX_DIMS, MAX_KEY, MAX_KEYS, MAX_TENSORS, MAX_STRINGS, MAX_ALIGNMENT = 4, 65_535, 1 << 16, 1 << 17, 1 << 21, 1 << 20
 MAX_TEXT = 16 << 20                 # bytes of one string or of one array of metadata
 READ_AHEAD = 1 << 20                # bytes fetched at once: metadata is read front to back
+SETTLED = 2_000_000_000             # nanoseconds after which a file's next change has another time, on any file system
 
 # number: (name, weights in a block, bytes of a block), as ggml numbers them
 TYPES: dict[int, tuple[str, int, int]] = {
@@ -80,7 +84,23 @@ class Strings(Sequence[str]):
         return self._decoded(range(index, index + 1))[0]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._decoded(range(len(self))))
+        return iter(self._at_once() or self._decoded(range(len(self))))
+
+    def _at_once(self) -> list[str] | None:
+        """All of them by one decoding and one split, in a quarter of the time; None where that would not be certain.
+
+        The length of a string of 1 to 127 bytes is a character and seven NULs; eight in a row would be an empty string, or
+        one that begins with a NUL."""
+        if bytes(8) in self._raw or max(map(sub, self._starts[1:], self._starts), default=0) > 8 + 127:
+            return None
+        try:
+            pieces = self._raw.decode().split("\0" * 7)
+        except UnicodeDecodeError:
+            return None                     # `_decoded` says which
+        if len(pieces) != len(self) + 1:
+            return None
+        last = pieces.pop()
+        return [piece[:-1] for piece in pieces[1:]] + [last] if pieces else None
 
     def _decoded(self, indices: range) -> list[str]:
         raw, starts = self._raw, self._starts
@@ -134,10 +154,23 @@ def read(path: str | Path) -> GgufFile:
     UnknownFormat (no GGUF, or one of a version or byte order that is not read)."""
     path = Path(path)
     try:
-        with open(path, "rb") as file:
-            return _Reader(file, path).header()
+        state = path.stat()
+        if time.time_ns() - state.st_mtime_ns > SETTLED:
+            return _settled(path, state.st_size, state.st_mtime_ns)
+        return _header(path)
     except OSError as error:
         raise BrokenFile(f"{path.name} cannot be read.", file=path.name, reason=error) from error
+
+
+def _header(path: Path) -> GgufFile:
+    with open(path, "rb") as file:
+        return _Reader(file, path).header()
+
+
+@lru_cache(maxsize=1)           # a load asks for the same header three times (claim, facts, weights), at some 50 ms each
+def _settled(path: Path, size: int, modified: int) -> GgufFile:
+    """Of a file that has not changed for so long that another change would show in its time."""
+    return _header(path)
 
 
 def read_model(path: str | Path) -> GgufFile:

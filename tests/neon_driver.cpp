@@ -17,6 +17,8 @@ int gainz_run(Context* c, const int64_t* program, int64_t count);
 void gainz_pack(Context* c, const uint8_t* codes, int64_t n, int64_t k, int64_t padded, const int32_t* gather, int64_t bits,
                 int64_t shift, uint8_t* out);
 void gainz_pack_floats(Context* c, const char* rows, int64_t n, int64_t k, int64_t type, char* out);
+void gainz_pack_stored(Context* c, int64_t kind, const uint8_t* rows, int64_t n, int64_t k, uint8_t* codes, void* scale,
+                       void* offset);
 }
 
 struct Buffer { char* data; size_t size; char* map; size_t mapped; };
@@ -45,7 +47,7 @@ int main(int, char** argv) {
     put(name, strlen(name));
     fflush(stdout);
     if (!c) return 0;
-    for (;;) {              // kind, buffers, relocations; kind 0 runs, 1 packs codes, 2 floats; buffer 0: the words
+    for (;;) {              // kind, buffers, relocations; kind 0 runs, 1 packs codes, 2 floats, 3 stored blocks; buffer 0: the words
         const int64_t kind = word(), buffers = word(), relocations = word();
         std::vector<Buffer> b;
         for (int64_t i = 0; i < buffers; i++) { const int64_t size = word(); b.push_back(take((size_t)size)); }
@@ -58,6 +60,7 @@ int main(int, char** argv) {
         int64_t code = 0;
         if (kind == 0) code = gainz_run(c, w, (int64_t)b[0].size / 96);
         else if (kind == 2) gainz_pack_floats(c, (const char*)w[0], w[1], w[2], w[3], (char*)w[4]);
+        else if (kind == 3) gainz_pack_stored(c, w[0], (const uint8_t*)w[1], w[2], w[3], (uint8_t*)w[4], (void*)w[5], (void*)w[6]);
         else gainz_pack(c, (const uint8_t*)w[0], w[1], w[2], w[3], (const int32_t*)w[4], w[5], w[6], (uint8_t*)w[7]);
         put(&code, 8);
         for (size_t i = 1; i < b.size(); i++) put(b[i].data, b[i].size);

@@ -89,6 +89,9 @@ class RemoteContext:
     def pack_floats(self, *line: int) -> None:
         self._send(2, array("q", line))
 
+    def pack_stored(self, kind: str, *line: int) -> None:
+        self._send(3, array("q", [native_abi.STORED[kind], *line]))
+
     def close(self) -> None:
         self._process.kill()
         self._process.communicate()

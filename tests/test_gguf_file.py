@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import struct
 import subprocess
@@ -55,6 +56,30 @@ def test_type_and_bits_of_the_file_are_those_of_its_weights(tmp_path):
     file = read(small(tmp_path))
     assert file.weight_type() == "Q4_K" and file.parameters() == 64 + 3 * 512
     assert file.bits() == pytest.approx((64 * 32 + 3 * 512 * 4.5) / (64 + 3 * 512))
+
+
+STRINGS = [["a", "ü", "▁b"], ["one"], ["a", "", "b"], ["", ""], ["\0"], ["a\0", "\0b", "c"], ["x" * 127, "y" * 128, "z"],
+           ["x" * 194, "\0" * 6, "q"], ["w", "\0" + "q" * 255], ["w" * 256, "v"], ["\0" * 7, "a"], ["a" + "\0" * 7 + "b"],
+           ["ü" * 63, "ü" * 64]]
+
+
+@pytest.mark.parametrize("strings", STRINGS, ids=repr)
+def test_strings_are_what_was_written(tmp_path, strings):
+    path = write(tmp_path / "s.gguf", "llama", {"tokenizer.ggml.tokens": strings}, {"a.weight": np.ones((1, 32), np.float32)})
+    found = read(path).metadata["tokenizer.ggml.tokens"]
+    assert list(found) == strings == [found[i] for i in range(len(strings))]
+
+
+def test_a_header_is_kept_only_for_an_unchanged_file(tmp_path):
+    path = small(tmp_path)
+    os.utime(path, (1e9, 1e9))                                     # long untouched: what was read may serve again
+    first = read(path)
+    assert read(path) is first
+    raw = path.read_bytes()
+    path.write_bytes(raw.replace(b"small", b"SMALL"))              # as many bytes, changed just now
+    assert read(path).metadata["general.name"] == "SMALL"
+    path.write_bytes(raw.replace(b"small", b"sMALL"))              # again within the same tick of the clock, perhaps
+    assert read(path).metadata["general.name"] == "sMALL"
 
 
 DATA = bytes(4096)

@@ -63,6 +63,11 @@ def test_codes_are_exact(ops, rng, bits):  # noqa: F811
     cases.test_codes_are_exact(ops, rng, bits)
 
 
+@pytest.mark.parametrize("kind", ["Q4_1", "Q8_0", "Q6_K"])
+def test_stored_blocks_are_laid_out_as_their_codes_would_be(ops, rng, kind):  # noqa: F811
+    cases.test_stored_blocks_are_laid_out_as_their_codes_would_be(ops, rng, kind)
+
+
 @pytest.mark.parametrize("group", [24, 32])
 def test_act_order_and_odd_groups_are_gathered(ops, rng, group):  # noqa: F811
     cases.test_act_order_and_odd_groups_are_gathered(ops, rng, group)

@@ -174,6 +174,14 @@ def test_fingerprint_is_that_of_the_meaning_of_ids():
     assert TextCodec(changed, vocab_size=257).vocab.fingerprint == one.vocab.fingerprint
 
 
+def test_tokens_at_hand_give_the_fingerprint_of_the_tokenizer():
+    asked, told = TextCodec(byte_tokenizer()), byte_tokenizer().get_vocab()
+    tokens = sorted(told, key=told.get)
+    assert TextCodec(byte_tokenizer(), tokens=tokens).vocab == asked.vocab
+    moved = [tokens[1] + tokens[0], "", *tokens[2:]]               # the same letters, cut elsewhere
+    assert TextCodec(byte_tokenizer(), tokens=moved).vocab.fingerprint != asked.vocab.fingerprint
+
+
 def test_token_text_is_for_people():
     codec = TextCodec(byte_tokenizer())
     assert [codec.token_text(id) for id in (65, 0xE4, 256)] == ["A", "\ufffd", "<|end|>"]

@@ -17,7 +17,7 @@ import torch
 from numpy import ndarray
 from torch import Tensor
 
-from backends.kernels import QWeight
+from backends.kernels import QWeight, StoredWeight
 
 Parts = tuple[ndarray, ndarray, "ndarray | None"]      # codes uint8 [N, B, …], scale [N, B, …], bias like scale or None
 LARGE = 1 << 22                                        # bytes of a matrix from which on rows are shared out
@@ -122,6 +122,13 @@ QUANTIZED: dict[str, tuple[Unpacker, int, int, int | None]] = {
     "Q5_1": (q5_1, 5, 32, None), "Q2_K": (q2_k, 2, 16, None), "Q3_K": (q3_k, 3, 16, 4), "Q4_K": (q4_k, 4, 32, None),
     "Q5_K": (q5_k, 5, 32, None), "Q6_K": (q6_k, 6, 16, 32)}
 FLOATS: dict[str, torch.dtype] = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
+
+
+def stored(kind: str, rows: ndarray, columns: int, block_bytes: int) -> StoredWeight:
+    """``rows``: uint8 [N, bytes of a row] of a quantized ``kind``, unpacked only for a target that wants codes."""
+    _, bits, group, _ = QUANTIZED[kind]
+    return StoredWeight(kind, (torch.from_numpy(rows),), columns, bits, group,
+                        lambda blocks: unpack(kind, blocks.numpy(), block_bytes))
 
 
 def unpack(kind: str, rows: ndarray, block_bytes: int) -> QWeight:

@@ -87,7 +87,7 @@ def text_of(file: GgufFile) -> tuple[TextCodec, tuple[str, ...]]:
         vocab_size=_real_size(vocabulary),
         special_ids=[id for id, kind in enumerate(vocabulary.kinds) if kind in (CONTROL, UNKNOWN)],
         add_bos=_edges(tokenizer, vocabulary, bos_default(vocabulary), bos_id, eos_id),
-        variables=_variables(vocabulary, bos_id, eos_id))
+        variables=_variables(vocabulary, bos_id, eos_id), tokens=vocabulary.tokens)
     return codec, tuple(vocabulary.notes)
 
 
@@ -125,8 +125,12 @@ def _merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
     stored = vocabulary.get("merges")
     if not isinstance(stored, Strings):
         raise BrokenFile(f"{vocabulary.file.path.name}: the tokenizer has no merges.", key="tokenizer.ggml.merges")
-    pairs = []
-    for merge in stored:
+    merges = list(stored)
+    pairs = [tuple(merge.split(" ")) for merge in merges]
+    if set(map(len, pairs)) <= {2} and "" not in {pair[0] for pair in pairs}:
+        return pairs
+    pairs = []                              # a token may hold a space itself
+    for merge in merges:
         cut = merge.find(" ", 1)            # the first part may begin with a space, never be empty
         if cut < 0:
             raise BrokenFile(f"{vocabulary.file.path.name}: {merge!r} is no merge of two tokens.", merge=merge)

@@ -78,7 +78,7 @@ class GgufWeights:
 
     def _quantized(self, info: TensorInfo) -> QWeight:
         weights, size = BLOCKS[info.type]
-        return gguf_blocks.unpack(info.type, self._rows(info, info.shape[-1] // weights * size), size)
+        return gguf_blocks.stored(info.type, self._rows(info, info.shape[-1] // weights * size), info.shape[-1], size)
 
     def _float(self, info: TensorInfo) -> Tensor:
         row = gguf_blocks.FLOATS[info.type].itemsize * (info.shape[-1] if len(info.shape) > 1 else 1)

@@ -7,6 +7,7 @@ directly; transformers is imported only for folders that hold nothing but a sent
 from __future__ import annotations
 
 import hashlib
+from array import array
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +21,7 @@ from backends.engine.foreign_tokenizer import ForeignTokenizer
 from backends.engine.template import ChatTemplate
 from backends.errors import BrokenFile, InvalidRequest, LoadError, NoChatTemplate
 
+MOST_IDS = 1 << 24               # a list by id is made of them
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -28,8 +30,10 @@ class TextCodec:
 
     def __init__(self, tokenizer: Tokenizer | ForeignTokenizer, *, template: str | Mapping[str, str] | None = None,
                  bos_id: int | None = None, eos_ids: Iterable[int] = (), special_ids: Collection[int] | None = None,
-                 vocab_size: int | None = None, add_bos: bool | None = None, variables: Mapping[str, Any] = {}) -> None:
-        """``vocab_size``: real ids, 0 … size - 1 (None: the tokenizer's); ``variables``: the template's bos_token …"""
+                 vocab_size: int | None = None, add_bos: bool | None = None, variables: Mapping[str, Any] = {},
+                 tokens: Sequence[str] | None = None) -> None:
+        """``vocab_size``: real ids, 0 … size - 1 (None: the tokenizer's); ``variables``: the template's bos_token …;
+        ``tokens``: the vocabulary by id, for a caller who has it: asking the tokenizer takes as long as reading a layer."""
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer = tokenizer
@@ -41,14 +45,14 @@ class TextCodec:
         if special_ids is None:
             special_ids = [id for id, token in tokenizer.get_added_tokens_decoder().items() if token.special]
         self.special_ids = frozenset(special_ids)
-        self._size = vocab_size
+        self._size, self._tokens = vocab_size, tokens
         self._stream = detokenizers(tokenizer, self.special_ids)
 
     @cached_property
     def vocab(self) -> Vocab:
-        known = self._tokenizer.get_vocab(with_added_tokens=True)
-        size = self._size if self._size is not None else max(known.values(), default=-1) + 1
-        return Vocab(size, frozenset(id for id in self.eos_ids if 0 <= id < size), fingerprint(known, size))
+        known = self._tokens if self._tokens is not None else by_id(self._tokenizer.get_vocab(with_added_tokens=True))
+        size = self._size if self._size is not None else len(known)
+        return Vocab(size, frozenset(id for id in self.eos_ids if 0 <= id < size), fingerprint(known[:size]))
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -128,12 +132,21 @@ class TextCodec:
                          eos_ids=eos, variables=names)
 
 
-def fingerprint(vocabulary: Mapping[str, int], size: int) -> str:
-    """A hash over id → token for the ids below ``size``: equal where two models mean the same by every id."""
-    digest = hashlib.blake2b(digest_size=16)
-    pairs = sorted((id, token) for token, id in vocabulary.items() if 0 <= id < size)
-    digest.update("\n".join(f"{id}\0{token}" for id, token in pairs).encode("utf-8", "surrogatepass"))
-    return digest.hexdigest()
+def by_id(vocabulary: Mapping[str, int]) -> list[str]:
+    """The tokens in the order of their ids; an id without one has the empty text. BrokenFile for ids that no model has."""
+    highest = max(vocabulary.values(), default=-1)
+    if highest > MOST_IDS:
+        raise BrokenFile(f"The tokenizer has a token with the id {highest}.", id=highest, limit=MOST_IDS)
+    tokens = [""] * (highest + 1)
+    for token, id in vocabulary.items():
+        tokens[id] = token
+    return tokens
+
+
+def fingerprint(tokens: Sequence[str]) -> str:
+    """A hash over the tokens by id: equal where two models mean the same by every id."""
+    lengths = array("I", map(len, tokens)).tobytes()               # so that no text can end in its neighbour's
+    return hashlib.blake2b(lengths + "".join(tokens).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
 def _fields(message: Message) -> dict[str, Any]:

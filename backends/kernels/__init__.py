@@ -6,8 +6,9 @@ A target is an object with the methods of `Ops`; it is chosen once, at load (`ch
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, Protocol
 
 import torch
@@ -63,6 +64,9 @@ class QWeight:
         """One matrix of several that share an input, stacked by rows (q, k, v; gate, up); None where bits, group, kind of
         offset or the permutation differ: an act-order index belongs to the input side and must be the same."""
         first = parts[0]
+        if all(isinstance(part, StoredWeight) and part.kind == first.kind and part.shape[1] == first.shape[1] for part in parts):
+            return StoredWeight(first.kind, [rows for part in parts for rows in part.parts], first.shape[1], first.bits,
+                                first.group, first.unpack)
         for part in parts[1:]:
             same_perm = (part.perm is None) == (first.perm is None) and (first.perm is None or torch.equal(part.perm, first.perm))
             if not same_perm or (part.bits, part.group, part.bias is None, part.shape[1]) != (
@@ -70,6 +74,30 @@ class QWeight:
                 return None
         stack = lambda name: None if getattr(first, name) is None else torch.cat([getattr(p, name) for p in parts])  # noqa: E731
         return QWeight(stack("codes"), stack("scale"), stack("zero"), stack("bias"), first.bits, first.group, first.perm)
+
+
+class StoredWeight(QWeight):
+    """A `QWeight` that lies in the blocks of its file still: a target that lays such blocks out by itself reads ``parts``
+    (uint8 [rows, bytes of a row], one below the other) of ``kind`` ("Q4_0" …); for everybody else codes, scale … are made
+    when first asked for."""
+
+    def __init__(self, kind: str, parts: Sequence[Tensor], columns: int, bits: int, group: int,
+                 unpack: Callable[[Tensor], QWeight]) -> None:
+        self.kind, self.parts, self.columns, self.unpack = kind, tuple(parts), columns, unpack
+        self.bits, self.group, self.perm = bits, group, None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return sum(part.shape[0] for part in self.parts), self.columns
+
+    @cached_property
+    def _plain(self) -> QWeight:
+        return self.unpack(self.parts[0] if len(self.parts) == 1 else torch.cat(self.parts))
+
+    codes = property(lambda self: self._plain.codes)
+    scale = property(lambda self: self._plain.scale)
+    zero = property(lambda self: self._plain.zero)
+    bias = property(lambda self: self._plain.bias)
 
 
 @dataclass(frozen=True)
@@ -139,6 +167,7 @@ class Ops(Protocol):
     name: str                           # "ref", "aten", "cpu"
     detail: str                         # shown to people: "avx512-vnni, 2 threads"
     dtype: torch.dtype                  # of the residual stream
+    weight_dtype: torch.dtype | None    # of float matrices; None: as they are stored
     device: torch.device
     row_independent: int | None         # rows up to which a row's bits do not depend on the others; None: any number
     kv_types: tuple[str, ...]           # types of KV cache it reads, best first

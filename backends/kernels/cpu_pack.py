@@ -14,11 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from backends.kernels import QWeight, native_abi as abi
+from backends.kernels import QWeight, StoredWeight, native_abi as abi
 from backends.kernels.cpu_memory import Arena
 from backends.kernels.native_abi import BLOCK, LANES
 
 TYPES = {torch.float32: abi.F32, torch.float16: abi.F16, torch.bfloat16: abi.BF16}
+OFFSET_KINDS = ("Q4_1", "Q4_K", "Q5_K")
 NORMAL_HALF = 6.2e-5            # below it float16 loses bits
 
 
@@ -45,6 +46,37 @@ def pack_dense(context: abi.Context, arena: Arena, weight: Tensor, bias: Tensor 
 
 
 def pack_quantized(context: abi.Context, arena: Arena, weight: QWeight, bias: Tensor | None) -> NativeLinear:
+    if isinstance(weight, StoredWeight) and weight.kind in abi.STORED:
+        return _pack_stored(context, arena, weight, bias)
+    return _pack_codes(context, arena, weight, bias)
+
+
+def _pack_stored(context: abi.Context, arena: Arena, weight: StoredWeight, bias: Tensor | None) -> NativeLinear:
+    """The same as `_pack_codes` would make, without the codes."""
+    n, k = weight.shape
+    width, kind = (8 if weight.bits > 4 else 4), (abi.BIAS if weight.kind in OFFSET_KINDS else abi.CENTER)
+    lanes, groups = -(-n // LANES) * LANES, k // weight.group
+    packed = arena.take(lanes * k * width // 8)
+    narrow = not weight.kind.endswith("K")                     # float16 in the file, and so here
+    room = (lambda: arena.take(lanes * groups * 2).view(torch.float16)) if narrow else lambda: torch.empty(lanes * groups)
+    scale, offset = room(), room() if kind == abi.BIAS else None
+    apart = all(part.shape[0] % LANES == 0 for part in weight.parts[:-1])
+    done = 0
+    for part in weight.parts if apart else (torch.cat(weight.parts),):
+        part, first = part.contiguous(), done * groups * scale.element_size()
+        context.pack_stored(weight.kind, part.data_ptr(), part.shape[0], k, packed.data_ptr() + done * k * width // 8,
+                            scale.data_ptr() + first, abi.pointer(offset) and abi.pointer(offset) + first)
+        done += part.shape[0]
+    wide = not (_fits_half(scale) and (offset is None or _fits_half(offset)))
+    if not narrow:
+        scale, offset = (None if t is None else arena.keep(t if wide else t.to(torch.float16)) for t in (scale, offset))
+    line = abi.words(packed.data_ptr(), scale.data_ptr(), abi.pointer(offset), abi.pointer(bias), 0, n, k, k, width, 0,
+                     min(weight.group, BLOCK), weight.group // BLOCK, groups, int(wide), kind)
+    return NativeLinear(n, k, _nbytes(packed, scale, offset, bias), abi.address(line), True,
+                        (line, packed, scale, offset, bias))
+
+
+def _pack_codes(context: abi.Context, arena: Arena, weight: QWeight, bias: Tensor | None) -> NativeLinear:
     n, k = weight.shape
     plan = _columns(k, weight.group)
     width = 4 if weight.bits <= 4 else 8

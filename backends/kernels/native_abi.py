@@ -19,6 +19,8 @@ from backends.errors import MissingRequirement
 ABI = 2
 F32, F16, BF16, U8 = range(4)
 CENTER, ZERO, BIAS = range(3)
+# Blocks of GGUF files that are laid out as they are; those of 256 weights (K) give float32 scales, the others float16 ones.
+STORED = {"Q4_0": 0, "Q4_1": 1, "Q8_0": 2, "Q4_K": 3, "Q5_K": 4, "Q6_K": 5}
 GLU = {"silu": 0, "gelu_tanh": 1, "gelu": 2}
 EMBED, NORM, ACT, MATMUL, NORM_ADD, GLU_OP, ATTEND, LOGITS = range(8)
 WORDS = 12                      # of an instruction: the op and its arguments
@@ -59,6 +61,8 @@ def open_library(path: Path) -> ctypes.CDLL:
     lib.gainz_run.restype, lib.gainz_run.argtypes = ctypes.c_int, (pointer_type, pointer_type, word)
     lib.gainz_pack.restype = None
     lib.gainz_pack.argtypes = (pointer_type, pointer_type, word, word, word, pointer_type, word, word, pointer_type)
+    lib.gainz_pack_stored.restype = None
+    lib.gainz_pack_stored.argtypes = (pointer_type, word, pointer_type, word, word, pointer_type, pointer_type, pointer_type)
     lib.gainz_pack_floats.restype = None
     lib.gainz_pack_floats.argtypes = (pointer_type, pointer_type, word, word, word, pointer_type)
     if lib.gainz_abi() != ABI:
@@ -100,6 +104,9 @@ class Context:
 
     def pack(self, codes: int, rows: int, columns: int, padded: int, gather: int, width: int, shift: int, out: int) -> None:
         self._lib.gainz_pack(self._handle, codes, rows, columns, padded, gather, width, shift, out)
+
+    def pack_stored(self, kind: str, blocks: int, rows: int, columns: int, codes: int, scale: int, offset: int) -> None:
+        self._lib.gainz_pack_stored(self._handle, STORED[kind], blocks, rows, columns, codes, scale, offset)
 
     def pack_floats(self, values: int, rows: int, columns: int, kind: int, out: int) -> None:
         self._lib.gainz_pack_floats(self._handle, values, rows, columns, kind, out)

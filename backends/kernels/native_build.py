@@ -7,6 +7,7 @@ processes may build at once. Knows files and processes; knows nothing of what is
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import platform
@@ -120,6 +121,7 @@ def toolchain() -> Toolchain:
                              remedy="Install g++ or clang++ (Debian: `apt install g++`; macOS: `xcode-select --install`).")
 
 
+@functools.cache                # asking takes longer than reading a layer, and every load asks
 def _version(command: tuple[str, ...]) -> str:
     done = subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=TIMEOUT, check=False)
     return (done.stdout or done.stderr).strip().splitlines()[0] if done.stdout or done.stderr else "unknown"
@@ -165,7 +167,8 @@ def build(tools: Toolchain, isa: str, flags: tuple[str, ...], path: Path) -> Non
                                  remedy="Make the folder writable, or set XDG_CACHE_HOME.") from error
     try:
         define = f"-DGAINZ_{isa.upper()}"
-        jobs = [("api.cpp", ("-O2", define)), ("pool.cpp", ("-O2",)),
+        common = sorted(file.name for file in SOURCES.glob("*.cpp") if not file.name.startswith("isa_"))
+        jobs = [*((name, ("-O2", define)) for name in common),
                 (f"isa_{isa}.cpp", ("-O3" if isa.startswith("avx512") else "-O2", *flags))]
         extra = tuple(flag for flag in flags if flag.startswith("-D"))
         with ThreadPoolExecutor(max_workers=len(jobs)) as pool:

@@ -145,7 +145,8 @@ class RefOps:
     kv_types = ("float32", "bfloat16", "float16", "int8")
 
     def __init__(self, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> None:
-        self.dtype, self.device = dtype, torch.device(device)
+        self.dtype = self.weight_dtype = dtype
+        self.device = torch.device(device)
         self.detail = f"plain torch, float32 math, {torch.get_num_threads()} threads"
         self.notes: list[str] = []
 

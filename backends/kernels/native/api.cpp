@@ -1,4 +1,4 @@
-// The C interface: contexts, choice of the instruction set, programs of instructions, packing of codes.
+// The C interface: contexts, choice of the instruction set, programs of instructions. Packing is in pack.cpp.
 #include <cstdlib>
 #include <cstring>
 #include <new>
@@ -83,43 +83,6 @@ static const Kernels* kernels() {
 #endif
 }
 
-// bytes of [n, k] codes → a packed block of 16 rows; columns beyond k or rows beyond n are zeros
-static void pack_block(const uint8_t* codes, int64_t n, int64_t k, int64_t padded, const int32_t* gather, int64_t bits,
-                       int shift,
-                       int64_t nb, uint8_t* out) {
-    const int64_t line = bits == 4 ? 8 : 4;
-    std::memset(out, 0, static_cast<size_t>(padded * LANES * bits / 8));
-    for (int64_t lane = 0; lane < LANES && nb * LANES + lane < n; lane++) {
-        const uint8_t* row = codes + (nb * LANES + lane) * k;
-        for (int64_t j = 0; j < padded; j += line) {
-            uint8_t v[8] = {0};
-            for (int64_t i = 0; i < line; i++) {
-                const int64_t from = gather ? gather[j + i] : j + i < k ? j + i : -1;
-                if (from >= 0) v[i] = static_cast<uint8_t>(row[from] + shift);
-            }
-            uint8_t* to = out + j / line * 64 + lane * 4;
-            for (int i = 0; i < 4; i++) to[i] = bits == 4 ? static_cast<uint8_t>(v[i] | v[i + 4] << 4) : v[i];
-        }
-    }
-}
-
-// rows of T [n, k] → blocks of 16 side by side, [k][16], or [k/2][16][2]; rows beyond n and an odd column's partner are zeros
-template <class T, int PAIR>
-static void pack_floats(const char* rows, int64_t n, int64_t k, int64_t nb, T* out) {
-    constexpr int64_t STEP = 64;                    // columns at a time: the lines written stay in the L1 cache
-    const int64_t padded = ceil_div(k, PAIR) * PAIR;
-    if (n - nb * LANES < LANES || padded != k) std::memset(out, 0, static_cast<size_t>(padded * LANES) * sizeof(T));
-    for (int64_t from = 0; from < k; from += STEP)
-        for (int64_t lane = 0; lane < LANES && nb * LANES + lane < n; lane++) {
-            const char* row = rows + (nb * LANES + lane) * k * static_cast<int64_t>(sizeof(T));
-            const int64_t end = least(k, from + STEP);
-            int64_t j = from;
-            for (; j + PAIR <= end; j += PAIR)
-                std::memcpy(out + (j * LANES + lane * PAIR), row + j * static_cast<int64_t>(sizeof(T)), sizeof(T) * PAIR);
-            if (j < end) std::memcpy(out + (j * LANES + lane * PAIR), row + j * static_cast<int64_t>(sizeof(T)), sizeof(T));
-        }
-}
-
 }  // namespace gainz
 
 using namespace gainz;
@@ -161,23 +124,4 @@ API int gainz_run(Context* c, const int64_t* program, int64_t count) {
         try { c->kernels->run[w[0]](*c, w + 1); } catch (const std::bad_alloc&) { return 2; }
     }
     return 0;
-}
-
-API void gainz_pack(Context* c, const uint8_t* codes, int64_t n, int64_t k, int64_t padded, const int32_t* gather,
-                    int64_t bits,
-                    int64_t shift, uint8_t* out) {
-    auto job = [&](int64_t nb, int) {
-        pack_block(codes, n, k, padded, gather, bits, static_cast<int>(shift), nb, out + nb * padded * LANES * bits / 8);
-    };
-    parallel(*c->pool, ceil_div(n, LANES), job);
-}
-
-// rows: [n, k] of `type`, at any address
-API void gainz_pack_floats(Context* c, const char* rows, int64_t n, int64_t k, int64_t type, char* out) {
-    auto job = [&](int64_t nb, int) {
-        if (type == F32) pack_floats<uint32_t, 1>(rows, n, k, nb, (uint32_t*)out + nb * k * LANES);
-        else if (type == F16) pack_floats<uint16_t, 1>(rows, n, k, nb, (uint16_t*)out + nb * k * LANES);
-        else pack_floats<uint16_t, 2>(rows, n, k, nb, (uint16_t*)out + nb * ceil_div(k, 2) * 2 * LANES);
-    };
-    parallel(*c->pool, ceil_div(n, LANES), job);
 }
