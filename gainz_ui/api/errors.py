@@ -30,7 +30,7 @@ STATUS: dict[type[GainzError], int] = {
     base.NotMeasurable: 400, base.StepFailed: 500, base.JobDied: 500, base.RegistryError: 500, base.PortTaken: 500,
     base.DiskFull: 507, base.FetchFailed: 502,
 }
-_PLAIN = {404: ("not_found", "There is nothing at this address.", "The API's addresses are listed in README.md, section API."),
+_PLAIN = {404: ("not_found", "There is nothing at this address.", "The API's addresses are listed in docs/api.md."),
           405: ("method_not_allowed", "This address does not take that method.", "See the Allow header of this answer.")}
 
 
@@ -40,8 +40,8 @@ def status(error: GainzError) -> int:
 
 def kind(status: int) -> str:
     """OpenAI's word for a class of errors."""
-    named = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
-    return named.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    named = {401: "authentication", 403: "permission", 404: "not_found", 429: "rate_limit"}
+    return named.get(status, "server" if status >= 500 else "invalid_request") + "_error"
 
 
 def body(code: str, message: str, remedy: str = "", field: str | None = None, evidence: Any = None, *,
@@ -139,7 +139,7 @@ def _why_no_json(reason: BaseException | None) -> str:
 
 async def no_such_name(request: Request, error: Exception) -> JSONResponse:
     """Gradio's routes know no endpoint of that name; by itself it would call that a fault of the server."""
-    return JSONResponse(body("not_found", "There is no endpoint of that name.", "The names are listed in README.md and at "
+    return JSONResponse(body("not_found", "There is no endpoint of that name.", "The names are listed at "
                              "/gradio_api/info.", status=404), 404)
 
 

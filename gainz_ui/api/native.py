@@ -37,7 +37,10 @@ class MessageBody(Strict):
 
 class DraftBody(Strict):
     name: str
-    length: int | None = None
+    length: int | Literal["auto"] | None = None     # "auto" as none: chosen by measurement
+
+    def spec(self) -> DraftSpec:
+        return DraftSpec(self.name, None if self.length == "auto" else self.length)
 
 
 class GenerateBody(Strict):
@@ -85,7 +88,7 @@ def to_request(body: GenerateBody) -> Request:
     stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
     sampling = Sampling(**{name: getattr(body, name) for name in _PLAIN}, stop=stop, stop_ids=tuple(body.stop_ids or ()),
                         logit_bias=biases(body.logit_bias or {}))
-    draft = DraftSpec(body.draft) if isinstance(body.draft, str) else DraftSpec(body.draft.name, body.draft.length) if body.draft else None
+    draft = DraftSpec(body.draft) if isinstance(body.draft, str) else body.draft.spec() if body.draft else None
     return Request(prompt, sampling, draft, time_limit=body.time_limit)
 
 
@@ -136,6 +139,8 @@ class Tally:
         """finish_reason, tokens and timing; null where the answer ended without them."""
         usage, timing = (self.last.usage, self.last.timing) if self.last else (None, None)
         counted = asdict(usage) if usage else {"prompt_tokens": None, "completion_tokens": None}
+        if usage and usage.speculation is None:             # nobody asked for a draft
+            del counted["speculation"]
         return {"finish_reason": self.finish, **counted, "timing": asdict(timing) if timing else None, **self.extra}
 
 

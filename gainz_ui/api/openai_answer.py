@@ -109,6 +109,8 @@ def whole(ask: Ask, head: Head, events: Sequence[Event], echoed: Sequence[str] =
     for event in events:
         if event.index >= 0:
             choices[event.index].add(event)
+    for i, one in enumerate(choices):
+        one.prompt = choices[i // ask.n * ask.n].prompt         # scored once, by the first choice of each prompt
     made = [_chat_choice(ask, i, one) if head.chat else _text_choice(ask, i, one, echoed[i // ask.n] if echoed else "")
             for i, one in enumerate(choices)]
     ends = [event for event in events if event.last]
@@ -166,7 +168,7 @@ class Stream:
         choice.add(event)
         if first:
             self._begun.add(event.index)
-            yield from self._opening(event.index, choice)
+            yield from self._opening(event.index)
         piece = self._piece(event, choice)
         if piece is not None:
             yield piece
@@ -180,11 +182,12 @@ class Stream:
         if self._ask.usage:
             yield {**self._head.fields(True), "choices": [], "usage": usage(self._ends), **counts}
 
-    def _opening(self, index: int, choice: Choice) -> Iterator[dict[str, Any]]:
+    def _opening(self, index: int) -> Iterator[dict[str, Any]]:
         if self._head.chat:
             yield self._chunk(index, {"delta": {"role": "assistant", "content": ""}})
         elif self._echoed:
-            items = text_logprobs(choice.prompt, 0) if self._ask.logprobs else None
+            scored = self._choices[index // self._ask.n * self._ask.n].prompt       # by the first choice, which goes first
+            items = text_logprobs(scored, 0) if self._ask.logprobs else None
             text = self._echoed[index // self._ask.n]
             self._offset[index] = len(text)
             yield self._chunk(index, {"text": text, "logprobs": items})

@@ -118,7 +118,7 @@ def _most(body: ChatBody) -> int | None:
 def _draft(body: SamplingBody) -> DraftSpec | None:
     if body.draft is None:
         return None
-    return DraftSpec(body.draft) if isinstance(body.draft, str) else DraftSpec(body.draft.name, body.draft.length)
+    return DraftSpec(body.draft) if isinstance(body.draft, str) else body.draft.spec()
 
 
 def _streaming(body: SamplingBody) -> tuple[bool, bool]:

@@ -142,7 +142,7 @@ class Guard:
         if holder is None:
             return None
         if holder.limits.any and not scope["path"].startswith(API):
-            return Refusal(403, "key_limited", "This key has limits, and opens the API only, not the page.", "Use a key without limits.")
+            return Refusal(403, "key_refused", "This key has limits, and opens the API only, not the page.", "Use a key without limits.")
         if not _counts(scope):
             return None
         refused = self.keys.begin(holder)
