@@ -155,6 +155,49 @@ def test_quantized_source_stays_packed(tmp_path, family, more):
         assert served.weights_bytes() < 0.6 * sum(p.numel() * 4 for p in module.parameters())
 
 
+def far(a: torch.Tensor, b: torch.Tensor) -> float:
+    return ((a - b).norm() / b.norm()).item()
+
+
+@pytest.fixture(scope="module")
+def native():
+    from backends.errors import MissingRequirement
+    from backends.kernels import cpu
+    try:
+        return lambda: cpu.make("auto", 1)
+    except MissingRequirement as error:
+        pytest.skip(str(error))
+
+
+def test_products_of_one_shape_do_not_share_their_memory(tmp_path, native):
+    """q, k and v of OPT are [R, H] each, and the native target hands out one workspace for that shape."""
+    module = tiny("opt")
+    source = Quantized(module, ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"))
+    served = generic.build_generic(ModelDir("opt", tmp_path / "file.gguf", ()), source, native(), LocalOptions(context=CONTEXT),
+                                   vocab(), lambda _: None, Cancel())
+    found = run(decoder_of(served), [ids(9, 17)], [4])[0][0]
+    assert far(found, plain(rounded(module, source), ids(9, 17))) < 0.05
+
+
+@pytest.mark.parametrize("family, tied", [("opt", True), ("gpt_neox", False), ("gpt2", True), ("mamba", True)])
+def test_a_narrow_float_folder_is_held_once_in_its_own_type(tmp_path, native, family, tied):
+    module = tiny(family, tie_word_embeddings=tied).to(torch.bfloat16)
+    module.save_pretrained(tmp_path)
+    served = generic.build_generic(ModelDir.of(tmp_path), None, native(), LocalOptions(context=CONTEXT), vocab(),
+                                   lambda _: None, Cancel())
+    count = sum(p.numel() for p in module.parameters())
+    small = sum(p.numel() for p in module.parameters() if p.dim() == 1)
+    assert served.parameters == count
+    if family == "mamba":                                          # multiplies by its layers' weights itself
+        assert any("by itself" in note for note in served.notes) and served.weights_bytes() == 4 * count
+    else:
+        assert served.kernels is None
+        assert served.weights_bytes() <= 2 * count + 2 * small + 16 * 32 * 2 * 20      # blocks of 16 rows are filled up
+    reference = module.float()
+    decoder = decoder_of(served) if served.path == "generic" else served
+    assert far(run(decoder, [ids(9, 18)], [4])[0][0], plain(reference, ids(9, 18))) < 0.03
+
+
 def per_expert(tensors: dict) -> dict:
     """As checkpoints keep them: one matrix an expert."""
     out = {}

@@ -91,7 +91,8 @@ class _Whole:
 
     def __init__(self, model: ModelDir, config: Mapping[str, Any], progress: ProgressFn, cancel: Cancel) -> None:
         stored = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
-        place = SimpleNamespace(dtype=getattr(torch, stored, torch.float32), device=torch.device("cpu"))
+        dtype = getattr(torch, stored, torch.float32)
+        place = SimpleNamespace(dtype=dtype, weight_dtype=dtype, device=torch.device("cpu"))
         self.config = config
         self._module, _ = load_folder(model.folder, causal_config(config), place, progress, cancel)
         self._tensors = dict(self._module.state_dict())

@@ -16,64 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from backends.base import BrokenFile, Cancel, ConfigConflict, LoadError, NotSupported, Progress, ProgressFn, UnsafeFile
+from backends.engine.hf_modules import NARROW, PackedEmbedding, PackedLinear, foreign_kernels, pack_floats, plain_shape
 from backends.engine.weights import WeightSource
-from backends.kernels import Linear, Ops, QWeight
+from backends.kernels import Ops, QWeight
 
 Loaded = tuple[nn.Module, tuple[str, ...]]      # the model and notes
-
-
-class PackedLinear(nn.Module):
-    """A linear layer whose matrix is packed by the target: [..., K] → [..., N] in the type of the input."""
-
-    def __init__(self, ops: Ops, matrix: Linear) -> None:
-        super().__init__()
-        self.ops, self.matrix, self.weight = ops, matrix, _stand_in(ops, matrix)
-
-    def forward(self, x: Tensor) -> Tensor:
-        rows = x.reshape(-1, x.shape[-1]).to(self.ops.dtype)
-        return self.ops.matmul(self.ops.act(rows), self.matrix).reshape(*x.shape[:-1], -1).to(x.dtype)
-
-
-class PackedEmbedding(nn.Module):
-    """Token embedding from a packed matrix: int64 [...] → [..., H] in the target's type."""
-
-    def __init__(self, ops: Ops, matrix: Linear) -> None:
-        super().__init__()
-        self.ops, self.matrix, self.weight = ops, matrix, _stand_in(ops, matrix)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        return self.ops.embed(self.matrix, ids.reshape(-1)).reshape(*ids.shape, -1)
-
-
-def _stand_in(ops: Ops, matrix: Linear) -> Tensor:
-    """What other code finds as a packed layer's ``weight``: type and shape without content, marked as already drawn. GPT-2's
-    attention, for one, initialises the weight of its projection itself. No parameter: it is neither stored nor counted."""
-    weight = torch.empty(matrix.rows, matrix.columns, dtype=ops.dtype, device="meta")
-    weight._is_hf_initialized = True
-    return weight
-
-
-def weights_bytes(model: nn.Module) -> int:
-    """Bytes of parameters and packed matrices, each counted once."""
-    held = {id(p): p.numel() * p.element_size() for p in model.parameters()}
-    held |= {id(matrix): matrix.nbytes for matrix in _matrices(model)}
-    return sum(held.values())
-
-
-def parameters(model: nn.Module) -> int:
-    """Weights, counted once each, however many bits they take."""
-    held = {id(p): p.numel() for p in model.parameters()}
-    held |= {id(matrix): matrix.rows * matrix.columns for matrix in _matrices(model)}
-    return sum(held.values())
-
-
-def _matrices(model: nn.Module) -> list[Linear]:
-    return [part.matrix for part in model.modules() if isinstance(part, PackedLinear | PackedEmbedding)]
-
-
-def foreign_kernels(model: nn.Module) -> str | None:
-    """What computes the matrix products where it is not the op table; None where it is."""
-    return None if _matrices(model) else f"torch {torch.__version__.partition('+')[0]} through transformers"
 
 
 # ---------------------------------------------------------------------------------------------- what can be loaded
@@ -94,7 +41,31 @@ def causal_config(config: Mapping[str, Any]) -> Any:
 
 
 def load_folder(folder: Path, config: Any, ops: Ops, progress: ProgressFn, cancel: Cancel) -> Loaded:
-    """The model of a float safetensors folder in the target's type, and notes. Raises LoadError and its kin."""
+    """The model of a float safetensors folder, and notes. Raises LoadError and its kin.
+
+    A target that keeps float matrices in a type of their own (`Ops.weight_dtype`) packs those of plain layers; the rest is
+    in the type that the target computes in."""
+    model, notes = _from_folder(folder, config, ops.weight_dtype or "auto", progress, cancel)
+    if ops.weight_dtype != ops.dtype:
+        notes += pack_floats(model, ops)
+        if foreign_kernels(model) is None and not _runs(model):
+            model, notes = _from_folder(folder, config, ops.dtype, progress, cancel)
+            kind = str(ops.dtype).removeprefix("torch.")
+            notes += (f"All weights are held in {kind}: the model's code reads its matrices by itself.",)
+    return _ready(model, ops), notes
+
+
+@torch.inference_mode()
+def _runs(model: nn.Module) -> bool:
+    """Does a short pass go through? Code that reaches for the weights of packed layers fails at once."""
+    try:
+        model.eval()(input_ids=torch.tensor([[1, 2, 3]]), use_cache=False)
+        return True
+    except (RuntimeError, TypeError, ValueError, AttributeError, NotImplementedError):
+        return False
+
+
+def _from_folder(folder: Path, config: Any, dtype: torch.dtype | str, progress: ProgressFn, cancel: Cancel) -> Loaded:
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
     if not any(folder.glob("*.safetensors")):
@@ -103,15 +74,15 @@ def load_folder(folder: Path, config: Any, ops: Ops, progress: ProgressFn, cance
     try:
         with _no_bars():
             model, report = AutoModelForCausalLM.from_pretrained(
-                folder, config=config, dtype=ops.dtype, local_files_only=True, trust_remote_code=False, use_safetensors=True,
-                output_loading_info=True)
+                folder, config=copy.deepcopy(config), dtype=dtype, local_files_only=True, trust_remote_code=False,
+                use_safetensors=True, output_loading_info=True)
     except SafetensorError as error:
         raise BrokenFile("A weight file cannot be read.", folder=folder.name, reason=error) from error
     except (OSError, ValueError, RuntimeError, KeyError, ImportError) as error:     # documented by transformers, or seen
         raise LoadError("transformers could not load the folder.", folder=folder.name, reason=_first_line(error)) from error
     cancel.raise_if_set("The load")
     _refuse_missing(report["missing_keys"], folder.name)
-    return _ready(model, ops), _left_over(report["unexpected_keys"])
+    return model, _left_over(report["unexpected_keys"])
 
 
 @contextmanager
@@ -186,7 +157,7 @@ class _Filler:
 
     def _pack_matrices(self) -> None:
         for name, module in list(self.model.named_modules()):
-            shape = _plain_shape(module)
+            shape = plain_shape(module)
             if shape is not None and any(key.startswith(name + ".") for key in self.names):
                 self.cancel.raise_if_set("The load")
                 self._pack(name, shape, isinstance(module, nn.Embedding))
@@ -194,12 +165,15 @@ class _Filler:
 
     def _pack(self, name: str, shape: tuple[int, int], embedding: bool) -> None:
         weight, bias = self.source.linear(name)
-        if not isinstance(weight, QWeight):
+        narrow = not isinstance(weight, QWeight) and weight.dtype in NARROW and self.ops.weight_dtype != self.ops.dtype
+        if not isinstance(weight, QWeight) and not narrow:
             return
-        if weight.shape != shape:
+        if tuple(weight.shape) != shape:
             raise ConfigConflict("A matrix has not the shape that the config gives.", tensor=name, file=weight.shape,
                                  config=shape)
-        self._replace(name, (PackedEmbedding if embedding else PackedLinear)(self.ops, self.ops.pack(weight, bias)))
+        matrix = self.ops.pack(weight, bias)
+        layer = PackedEmbedding(self.ops, matrix) if embedding else PackedLinear(self.ops, matrix, bias is not None)
+        self._replace(name, layer)
 
     def _share_tied(self) -> None:
         """A head without a matrix of its own uses the packed embedding's. Either may be the one that is stored."""
@@ -275,25 +249,3 @@ class _Filler:
         if self.dense:
             notes += (f"{self.dense} quantized matrices are held in {kind}: their layers are not plain linear ones.",)
         return notes
-
-
-def _plain_shape(module: nn.Module) -> tuple[int, int] | None:
-    """[N, K] of a layer that is a plain product with one matrix, or a plain table; None for every other layer."""
-    from transformers.pytorch_utils import Conv1D
-    if type(module) is nn.Embedding or type(module) is nn.Linear:
-        return tuple(module.weight.shape)
-    if type(module) is Conv1D:
-        return tuple(module.weight.shape)[::-1]
-    return tuple(module.weight.shape) if isinstance(module, nn.Linear) and _acts_plainly(module) else None
-
-
-def _acts_plainly(module: nn.Linear) -> bool:
-    """Tried on a small matrix: does this subclass do what a linear layer does?"""
-    draw = torch.Generator().manual_seed(1)
-    x, weight, bias = (torch.randn(*shape, generator=draw) for shape in ((2, 5), (3, 5), (3,)))
-    twin = copy.copy(module)
-    twin._parameters = {"weight": weight, "bias": None if module.bias is None else bias}
-    try:
-        return torch.allclose(twin(x), nn.functional.linear(x, weight, twin.bias), atol=1e-5)
-    except (RuntimeError, TypeError, ValueError, AttributeError):      # it needs more than rows: no plain layer
-        return False

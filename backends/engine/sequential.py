@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from backends.base import ContextTooLong, LayerKV, NotSupported, Step, Vocab
-from backends.engine import hf_load
+from backends.engine import hf_modules
 from backends.engine.kv import PAGE
 
 Feed = Literal["chunk", "single", "whole"]
@@ -52,7 +52,7 @@ class SequentialDecoder:
                  notes: Sequence[str] = ()) -> None:
         self.model, self.vocab, self.context, self.feed = model, vocab, context, feed
         self.room = room or context
-        self.notes, self.parameters, self.kernels = tuple(notes), hf_load.parameters(model), hf_load.foreign_kernels(model)
+        self.notes, self.parameters, self.kernels = tuple(notes), hf_modules.parameters(model), hf_modules.foreign_kernels(model)
         parameters = inspect.signature(model.forward).parameters
         self._state_name = next((name for name in STATE_NAMES if name in parameters), None)
         self._keeps = "logits_to_keep" in parameters
@@ -103,7 +103,7 @@ class SequentialDecoder:
             self.release(slot)
 
     def weights_bytes(self) -> int:
-        return hf_load.weights_bytes(self.model)
+        return hf_modules.weights_bytes(self.model)
 
     def measure(self, ids: Sequence[int]) -> tuple[LayerKV, ...]:
         """What the model's cache keeps for each token, layer by layer; () where it grows with no token, or is not used."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from backends.base import Cancel, LayerKV, LoadError, LocalOptions, ModelDir, NotSupported, Progress, ProgressFn, Vocab
-from backends.engine import hf_load, packed
+from backends.engine import hf_load, hf_modules, packed
 from backends.engine.kv import PAGE, PagedKV
 from backends.engine.packable import refusal
 from backends.engine.room import UNKNOWN_CONTEXT, plan_room
@@ -45,7 +45,8 @@ def build_generic(model: ModelDir, source: Any, ops: Ops, options: LocalOptions,
         module, notes = hf_load.load_folder(model.folder, config, ops, progress, cancel)
     else:
         module, notes = hf_load.load_source(source, config, ops, progress, cancel)
-    return serve(module, ops.dtype, vocab, options.context, options.streams, progress, cancel, notes, exact=plain)
+    return serve(module, ops.dtype, vocab, options.context, options.streams, progress, cancel, notes,
+                 exact=plain and hf_modules.foreign_kernels(module) is not None)
 
 
 def _float_folder(model: ModelDir) -> bool:
@@ -190,7 +191,7 @@ class GenericArch:
 
     def __init__(self, module: nn.Module, watched: _Watched, notes: Sequence[str] = ()) -> None:
         self.module, self.notes = module, tuple(notes)
-        self.parameters, self.kernels = hf_load.parameters(module), hf_load.foreign_kernels(module)
+        self.parameters, self.kernels = hf_modules.parameters(module), hf_modules.foreign_kernels(module)
         self.layers: tuple[LayerKV, ...] = tuple(call.kv for call in watched.calls)
         output = watched.output
         self.hidden = output[0].shape[-1]
@@ -224,7 +225,7 @@ class GenericArch:
         return rows.to(torch.float32)
 
     def weights_bytes(self) -> int:
-        return hf_load.weights_bytes(self.module)
+        return hf_modules.weights_bytes(self.module)
 
 
 # ---------------------------------------------------------------------------------------------- one at a time
