@@ -24,9 +24,9 @@ TEXT = ("Copy the list again and again: red, green, blue; red, green, blue; red,
 TEMPERATURES = (0.0, 0.7, 1.2)
 
 
-def load(path: Path, **options):
+def load(path: Path, threads: int = 1, **options):
     try:
-        return load_model(path, threads=2, **options)
+        return load_model(path, threads=threads, **options)
     except MissingRequirement as error:
         pytest.skip(f"these kernels are not to be had here: {error}")
 
@@ -70,9 +70,9 @@ def test_a_draft_changes_no_token_of_tiny_models(name, options):
     model, draft = load(FIXTURES / name, context=512, **options), load(FIXTURES / "llama-fp16", kernels="ref", context=512)
     draft.info = replace(draft.info, name="draft")
     ids = model.tokenize(TEXT)
-    prompts = [tuple(ids[start:start + size]) for start, size in ((0, 70), (7, 33), (20, 5))]
+    prompts = [tuple(ids[start:start + size]) for start, size in ((0, 60), (20, 5))]
     specs = [DraftSpec("lookup", 4), DraftSpec("lookup+draft"), DraftSpec(name, 3)]
-    assert model.info.lossless and compare(model, draft, prompts, 26, specs) > 20
+    assert model.info.lossless and compare(model, draft, prompts, 20, specs) > 10
     drain_and_close(model, draft)
 
 
@@ -153,7 +153,7 @@ def eight_bits(source: Path, whole, path: Path) -> Path:
     ("4-bit", {"kernels": "cpu"}, 50, 200), ("8-bit", {"kernels": "cpu"}, 50, 200),
     ("16-bit", {"kernels": "cpu", "dtype": "bfloat16"}, 50, 200), ("4-bit", {"kernels": "ref", "dtype": "float32"}, 4, 60)])
 def test_a_draft_changes_no_token_of_the_starter(kind, options, count, tokens, tmp_path):
-    model = load(made(kind, tmp_path), context=4096, streams=16, **options)
+    model = load(made(kind, tmp_path), threads=0, context=4096, streams=16, **options)
     assert model.info.lossless
     specs = [DraftSpec("lookup", 4), DraftSpec("lookup"), DraftSpec(f"lookup+{model.info.name}", 3), DraftSpec(model.info.name, 2)]
     assert compare(model, None, prompts_of(model, count), tokens, specs) > tokens

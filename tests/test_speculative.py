@@ -87,3 +87,11 @@ def test_padding_is_no_difference():  # SP-01
     """200 tokens, heads of 320 and 256 rows: what a head has beyond its tokenizer is none of its tokens."""
     tokens = [f"t{n}" for n in range(200)]
     assert first_difference(Codec(tokens), Codec(tokens), Vocab(320, frozenset(), ""), Vocab(256, frozenset(), "")) is None
+
+
+@pytest.mark.parametrize(("sent", "name", "length"), [("lookup", "lookup", None), ({"name": "small"}, "small", None), (
+    {"name": "small", "length": "auto"}, "small", None), ({"name": "lookup+small", "length": 4}, "lookup+small", 4)])
+def test_the_draft_field_of_generate(sent, name, length):
+    from gainz_ui.api.native import GenerateBody, to_request
+    draft = to_request(GenerateBody(prompt="a", draft=sent)).draft
+    assert (draft.name, draft.length) == (name, length)

@@ -51,15 +51,23 @@ class Pieces:
         return found
 
     def encode(self, before: str, text: str) -> list[int]:
-        """Ids of ``text`` where it follows ``before``: where their border is none of tokens, ids of the text alone."""
+        """Ids of ``text`` where it follows ``before``. Where their border is none of tokens: as if it began a line, since a text
+        alone begins with a space for some tokenizers; else of the text alone."""
+        for front in (before, "\n"):
+            ids = self._behind(front, text)
+            if ids is not None:
+                return ids
+        return self.text.encode(text, special=False)
+
+    def _behind(self, before: str, text: str) -> list[int] | None:
         ids, passed, border = self.text.encode(before + text, special=False), 0, len(before.encode())
         whole = sum(len(self.of(id)) for id in ids)
         border += whole - len((before + text).encode())     # a space that the tokenizer puts before every text
         for place, id in enumerate(ids):
             if passed >= border:
-                return ids[place:] if passed == border else self.text.encode(text, special=False)
+                return ids[place:] if passed == border else None
             passed += len(self.of(id))
-        return [] if passed == border else self.text.encode(text, special=False)
+        return [] if passed == border else None
 
     def beginning(self, start: bytes) -> list[int]:
         """Ids of the tokens whose bytes begin with ``start``."""
@@ -151,7 +159,7 @@ class RetokenizingDrafter:
         ids, must = self._heal(self._ids(reading))
         if not ids:
             return None
-        feed = self.places.catch_up(job.sequence, ids, job.read, 2 * most + 4)
+        feed = self.places.catch_up(job.sequence, ids, job.read, 2 * most + 8)
         before = _tail(bytes(reading.data[-4 * TAIL:]).decode("utf-8", "ignore"))
         return _Writing(feed, must, before)
 
@@ -189,7 +197,6 @@ class RetokenizingDrafter:
     def _write(self, w: _Writing, row: np.ndarray) -> None:
         """One token more of the draft."""
         token = self._choose(row, w.must)
-        w.steps += 1
         if token is None or token in self._ends:
             w.feed = []
             return
@@ -197,6 +204,7 @@ class RetokenizingDrafter:
         new, w.must = data[len(w.must):], w.must[len(data):]
         w.out += new
         w.feed = [token]
+        w.steps += bool(new)                                # repeating what was taken back does not count
         if new:
             w.made = self._tokens(w)
 
@@ -221,7 +229,7 @@ class RetokenizingDrafter:
     @staticmethod
     def _enough(w: _Writing, most: int) -> bool:
         """One token more than asked for: the last may be unfinished."""
-        return len(w.made) > most or w.steps >= 2 * most + 3
+        return len(w.made) > most or w.steps >= 2 * most + 4
 
     def _settled(self, w: _Writing, most: int) -> list[int]:
         """Without the last token if more could have been added to it; a single one is worth the try."""

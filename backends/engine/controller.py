@@ -218,7 +218,10 @@ class Course:
         if pending is None:
             return
         length, right = pending
-        self.counts.pace(streams, 1 + right, seconds + self._draft_seconds)
+        if length:
+            self.counts.pace(streams, 1 + right, seconds + self._draft_seconds)
+        else:
+            self.counts.waited(seconds, self._draft_seconds)
         if self.balance is None:
             return
         costs = self.controller.costs

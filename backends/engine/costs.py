@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 WARM = 3                    # first measurements of a number of rows, of which the fastest counts: kernels are still set up
 FOLLOW, DRAG = 0.15, 0.05   # how fast a cost follows its own measurements, and those of other numbers of rows
+RECENT = 0.02               # weight of the last measurement in a mean
 CLIP = 1.25                 # a measurement beyond this factor is taken for it: somebody else had the processor
 SLOPE = 0.1                 # first guess: what a row more costs, as a part of one row's pass
 
@@ -21,9 +22,12 @@ class PassCosts:
     def __init__(self) -> None:
         self._value: dict[int, float] = {}
         self._seen: dict[int, int] = {}
+        self._mean: dict[int, float] = {}
         self._rows: list[int] = []              # the known numbers of rows, rising
 
     def saw(self, rows: int, seconds: float) -> None:
+        mean = self._mean.get(rows, seconds)
+        self._mean[rows] = mean + (seconds - mean) * max(RECENT, 1 / (self.seen(rows) + 1))
         seen = self._seen[rows] = self._seen.get(rows, 0) + 1
         if seen <= WARM:
             self._value[rows] = min(self._value.get(rows, seconds), seconds)
@@ -38,6 +42,10 @@ class PassCosts:
         if self._seen.get(rows, 0) <= WARM:
             self._value[rows], self._seen[rows] = seconds, WARM + 1
             self._rows = sorted(self._value)
+
+    def mean(self, rows: int) -> float | None:
+        """Of the recent measurements, disturbed ones included: for what is told, not for what is decided. None: there is none."""
+        return self._mean.get(rows)
 
     def seen(self, rows: int) -> int:
         return self._seen.get(rows, 0)

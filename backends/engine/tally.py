@@ -12,7 +12,7 @@ class Counts:
     """``made``: tokens of passes; ``lengths``: passes by draft length, 0 included; ``paces``: of measured passes."""
 
     def __init__(self) -> None:
-        self.draft_seconds = 0.0
+        self.draft_seconds = self.plain_seconds = self.vain_seconds = 0.0
         self.tokens = 0
         self.lengths: Counter[int] = Counter()
         self.tried: Counter[int] = Counter()
@@ -32,20 +32,30 @@ class Counts:
             self.accepted[source] += right
 
     def pace(self, streams: int, tokens: int, seconds: float) -> None:
+        """A measured pass with a draft, drafting included; one without is as fast as it would have been anyway."""
         self.paces[streams, "tokens"] += tokens
         self.paces[streams, "seconds"] += seconds
 
+    def waited(self, plain: float, draft: float) -> None:
+        """A measured pass without a draft, and what looking for one took."""
+        self.plain_seconds += plain
+        self.vain_seconds += draft
+
     def merge(self, other: Counts) -> None:
         self.draft_seconds += other.draft_seconds
+        self.plain_seconds += other.plain_seconds
+        self.vain_seconds += other.vain_seconds
         self.tokens += other.tokens
         for name in ("lengths", "tried", "right", "drafted", "accepted", "paces"):
             getattr(self, name).update(getattr(other, name))
 
     def report(self, spec: DraftSpec, costs: PassCosts, resting: bool) -> Speculation:
         drafted, accepted, passes = sum(self.drafted.values()), sum(self.accepted.values()), sum(self.lengths.values())
-        known = [streams for streams, what in self.paces if what == "tokens" and costs.seen(streams)]
-        plain = sum(self.paces[streams, "tokens"] * costs.expected(streams) for streams in known)
-        took = sum(self.paces[streams, "seconds"] for streams in known)
+        known = [streams for streams, what in self.paces if what == "tokens" and costs.mean(streams)]
+        plain = self.plain_seconds + sum(self.paces[streams, "tokens"] * costs.mean(streams) for streams in known)
+        took = self.plain_seconds + self.vain_seconds + sum(self.paces[streams, "seconds"] for streams in known)
+        if not known and any(self.lengths[length] for length in self.lengths if length):
+            plain = 0.0                                     # no plain pass was ever seen beside the drafted ones
         return Speculation(
             spec.name, spec.length, accepted / drafted if drafted else None, self.tokens / passes if passes else None,
             tuple((self.tried[place], self.right[place]) for place in sorted(self.tried)),
