@@ -532,6 +532,8 @@ class LocalOptions:
     device: str = field(default="auto", metadata={"label": "Device", "choices": ("auto", "cpu", "cuda", "mps", "xpu")})
     dtype: str = field(default="auto", metadata={"label": "Compute type", "choices": ("auto", "float32", "bfloat16", "float16")})
     kernels: str = field(default="auto", metadata={"label": "Kernels", "choices": ("auto", "ref", "aten", "cpu", "triton")})
+    activations: str = field(default="auto", metadata={"label": "Activations beside quantized weights",
+                                                       "choices": ("auto", "int8", "float32")})
     prefix_cache: bool = field(default=True, metadata={"label": "Reuse common prefixes"})
 
     def __post_init__(self) -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 import torch
 
 from backends import gguf_file
+from backends.base import Sampling
+from backends.engine import sampler
 from backends.errors import MissingRequirement
 from backends.kernels import AttentionSpec, Batch, KVLayer, QWeight, cpu, native_abi, native_build, ref
 
@@ -96,6 +99,22 @@ def test_quantized_product(ops, rng, bits, group, kind):
         stream = torch.ones(11, n)
         ops.matmul_add(ops.act(x), packed, stream)
         assert error(stream, exact + 1) < (5e-4 if wide else 5e-6)
+
+
+@pytest.mark.parametrize("bits, group, kind, perm, n, k", [
+    (4, 32, "bias", False, 50, 224), (4, 64, "center", False, 33, 576), (3, 16, "zero", False, 16, 112),
+    (4, 24, "zero", True, 35, 120), (8, 32, "center", False, 83, 288), (6, 16, "center", False, 17, 64),
+    (8, 128, "bias", False, 40, 100)])
+def test_activations_in_float32(context, rng, bits, group, kind, perm, n, k):
+    ops = cpu.CpuOps(None, context, 2, eight_bits=False)
+    w, bias = weight(rng, n, k, bits, group, kind, perm=perm), torch.randn(n, generator=rng)
+    x, packed = torch.randn(9, k, generator=rng), ops.pack(w, bias)
+    ops.matmul(ops.act(x), packed).fill_(torch.nan)            # the workspace that the next product fills
+    whole = ops.matmul(ops.act(x), packed).clone()
+    assert error(whole, x.double() @ w.dequantize().double().T + bias.double()) < 1e-6
+    for count in (1, 2, 3, 5):
+        assert torch.equal(ops.matmul(ops.act(x[3:3 + count].clone()), packed), whole[3:3 + count])
+    assert ops.detail.endswith("activations in float32")
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 7, 8])
@@ -320,6 +339,31 @@ def test_attention(ops, rng, dtype, shape):
         y = ops.attend(rows[s], spec, pages(dtype, kv_heads, width, 70),
                        batch([0], [total[s]], tables[[s]], rotated // 2)).floats
         assert torch.equal(y, torch.cat(found[s]))
+
+
+# ---------------------------------------------------------------------------------------------- sampling
+def test_scan_finds_what_the_plain_one_finds(ops, rng):
+    for size in (1, 15, 16, 333, 49152):
+        logits = (torch.randn(size, generator=rng) * 3).numpy()
+        logits[::7] = logits[0]                                # equals
+        logits[1::97], logits[2::89] = -np.inf, np.nan
+        place = np.uint64(int(torch.randint(2**62, (1,), generator=rng)) * 3)
+        for level in (float(logits[0]), -2.0, -np.inf, np.inf):
+            assert np.array_equal(ops.scan.above(logits, level), sampler.PLAIN.above(logits, level))
+            for bound in (0, 2**31, 2**32 - 2**20):
+                for found, wanted in zip(ops.scan.lucky(logits, level, place, bound),
+                                         sampler.PLAIN.lucky(logits, level, place, bound)):
+                    assert np.array_equal(found, wanted) and found.dtype == wanted.dtype
+
+
+@pytest.mark.parametrize("extra", [{}, {"top_k": 40}, {"top_p": .9}, {"min_p": .02}, {"top_k": 99, "top_p": .8, "min_p": .01}],
+                         ids=str)
+def test_a_native_scan_changes_no_draw(ops, rng, extra):
+    logits = (torch.randn(5000, generator=rng) * 2).numpy()
+    for position in range(60):
+        sampling = Sampling(temperature=(0.3, 0.8, 1.5, 3.0)[position % 4], **extra)
+        wanted = sampler.choose(logits, sampling, 5, position)
+        assert sampler.choose(logits, sampling, 5, position, scan=ops.scan) == wanted
 
 
 # ---------------------------------------------------------------------------------------------- replay

@@ -70,6 +70,25 @@ def test_same_prompt_three_times(length: int) -> None:
     assert d.stats()["pages_used"] == 0
 
 
+def test_a_decoding_batch_says_what_a_ragged_one_says() -> None:
+    """The short way for one token a sequence, against the first rows of the same sequences going on by two."""
+    d = decoder(prefixes=False)
+    slots = [d.open([1]) for _ in range(4)]
+    for slot, length in zip(slots, (1, PAGE - 1, PAGE, 3 * PAGE + 5)):
+        feed(d, slot, list(range(length)))
+        assert d.reserve(slot, 2)
+    tokens = [random.randrange(WORDS) for _ in slots]
+    short = d._batch([Step(slot, [token], 1) for slot, token in zip(slots, tokens)])
+    ragged = d._batch([Step(slot, [token, 0], 2) for slot, token in zip(slots, tokens)])
+    for name in ("ids", "positions", "slots"):
+        assert torch.equal(getattr(short, name), getattr(ragged, name)[::2]), name
+        assert getattr(short, name).dtype == getattr(ragged, name).dtype
+    assert torch.equal(short.lengths + 1, ragged.lengths) and torch.equal(short.starts * 2, ragged.starts)
+    assert torch.equal(short.wanted, torch.arange(4)) and short.pages.dtype == ragged.pages.dtype == torch.int32
+    used = [-(-length // PAGE) for length in short.lengths.tolist()]
+    assert all(torch.equal(one[:n], two[:n]) for one, two, n in zip(short.pages, ragged.pages, used))
+
+
 def test_open_without_reuse_reads_no_cached_prefix() -> None:
     d, tokens = decoder(), list(range(40))
     slot = d.open(tokens)

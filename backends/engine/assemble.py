@@ -77,7 +77,8 @@ class _Made:
 
 def _make(model: ModelDir, source: WeightSource, vocab: Vocab, options: LocalOptions, progress: ProgressFn,
           cancel: Cancel) -> _Made:
-    ops, passed = kernels.choose(options.kernels, options.device, _dtype(source.config, options.dtype), options.threads)
+    ops, passed = kernels.choose(options.kernels, options.device, _dtype(source.config, options.dtype), options.threads,
+                                 options.activations)
     watched = Watched(source, progress, cancel)
     built = archs.build(watched, ops, _quiet, cancel)
     cancel.raise_if_set("The load")
@@ -124,7 +125,8 @@ def check_options(model: ModelDir, options: LocalOptions) -> None:
     NotSupported. Reads no weight, and leaves torch's threads as other models have them. Room is the estimate's business."""
     threads = torch.get_num_threads()
     try:
-        ops, _ = kernels.choose(options.kernels, options.device, _dtype(model.config, options.dtype), options.threads)
+        ops, _ = kernels.choose(options.kernels, options.device, _dtype(model.config, options.dtype), options.threads,
+                                options.activations)
         _kv_type(options, ops, model.config)
     finally:
         torch.set_num_threads(threads)

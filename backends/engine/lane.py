@@ -63,6 +63,7 @@ class Lane:
         self.queue = Queue(model.info.streams)
         self.counters = Counters()
         self._measuring: Iterator[None] | None = None
+        self._scan = getattr(getattr(getattr(model.decoder, "arch", None), "ops", None), "scan", None)
 
     def take(self, answer: Answer) -> None:
         """Queue a new request's choices; the loop has entered it in ``answers``."""
@@ -223,7 +224,7 @@ class Lane:
                 token = best[i]
             else:
                 token = sampler.choose(row, sequence.sampling, sequence.seed, len(sequence.tokens), sequence.history,
-                                       sequence.banned, sequence.constraint and sequence.constraint.allowed())
+                                       sequence.banned, sequence.constraint and sequence.constraint.allowed(), self._scan)
             drafted = i < len(draft) and draft[i] == token
             sequence.accept(token, drafted, self._logprob(row, token, sequence.sampling.logprobs))
             if sequence.finish is not None or not drafted:

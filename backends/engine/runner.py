@@ -41,6 +41,7 @@ class PagedDecoder:
         self.arch, self.kv, self.vocab, self.context = arch, kv, vocab, context
         self.device, self.prefixes = torch.device(device), prefixes
         self.pool = PagePool(kv.pages, PAGE)
+        self._even: dict[int, tuple[Tensor, Tensor]] = {}       # starts and wanted of n sequences with one row each
         self.steps = self.rows = self.asked = self.reused = 0
 
     # ------------------------------------------------------------------------------------------ slots
@@ -107,7 +108,7 @@ class PagedDecoder:
         for step in steps:
             self._make_writable(step.slot, len(step.tokens))
         hidden = self.arch.forward(batch := self._batch(steps), self.kv.layers)
-        logits = self.arch.logits(hidden[batch.wanted])[:, :self.vocab.size] if len(batch.wanted) else hidden[:0]
+        logits = self.arch.logits(_of(hidden, batch.wanted))[:, :self.vocab.size] if len(batch.wanted) else hidden[:0]
         self._settle(steps, batch)
         return list(logits.split([step.want for step in steps])) if len(batch.wanted) else [
             torch.empty(0, self.vocab.size) for _ in steps]
@@ -147,7 +148,26 @@ class PagedDecoder:
             slot.pages[place] = self.pool.publish(before, slot.pages[place], content)
             slot.published = place + 1
 
+    def _decoding(self, steps: Sequence[Step]) -> Batch:
+        """`_batch` on the CPU where every sequence adds one token and wants its row, as in nearly all passes."""
+        befores = [step.slot.length for step in steps]
+        pages = np.zeros((len(steps), max(befores) // PAGE + 1), np.int32)
+        places = []
+        for row, (step, before) in enumerate(zip(steps, befores)):
+            held, last = step.slot.pages, before // PAGE
+            pages[row, :last + 1] = held[:last + 1]
+            places.append(held[last] * PAGE + before % PAGE)
+        if len(steps) not in self._even:
+            self._even[len(steps)] = torch.arange(len(steps) + 1, dtype=torch.int32), torch.arange(len(steps))
+        starts, wanted = self._even[len(steps)]
+        positions = torch.tensor(befores)
+        return Batch(torch.tensor([step.tokens[0] for step in steps]), positions, starts,
+                     torch.tensor([before + 1 for before in befores], dtype=torch.int32), torch.from_numpy(pages),
+                     torch.tensor(places), wanted, *self.arch.rotation(positions))
+
     def _batch(self, steps: Sequence[Step]) -> Batch:
+        if self.device.type == "cpu" and all(len(step.tokens) == step.want == 1 for step in steps):
+            return self._decoding(steps)
         counts = [len(step.tokens) for step in steps]
         starts = np.zeros(len(steps) + 1, np.int32)
         np.cumsum(counts, out=starts[1:])
@@ -166,3 +186,8 @@ class PagedDecoder:
         positions = send(positions)
         cos, sin = self.arch.rotation(positions)
         return Batch(send(ids), positions, send(starts), send(lengths), send(pages), send(slots), send(wanted), cos, sin)
+
+
+def _of(rows: Tensor, wanted: Tensor) -> Tensor:
+    """Rows ``wanted`` (distinct, rising) of all; no copy where that is all of them."""
+    return rows if len(wanted) == len(rows) else rows[wanted]

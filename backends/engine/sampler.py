@@ -1,7 +1,8 @@
 """Logits to a token id. Pure: the same logits, history, seed and position give the same id, whatever else runs.
 
-Order: logit bias, penalties, bans and the mask of a grammar, temperature, top-k, top-p on the mass that top-k left, min-p; then the survivor with the
-largest ``logit / temperature + Gumbel noise`` of its place (`noise.py`), which is a draw from their softmax. Rules:
+Order: logit bias, penalties, bans and the mask of a grammar, temperature, top-k, top-p on the mass that top-k left, min-p;
+then the survivor with the largest ``logit / temperature + Gumbel noise`` of its place (`noise.py`), which is a draw from their
+softmax. Rules:
 
 * temperature 0, top_k 1 and top_p 0 are the most probable token; of equals the lowest id.
 * top-k keeps exactly k (of equals the lowest ids); more than the vocabulary, 0 and -1 keep all.
@@ -15,8 +16,10 @@ NumPy on the host: for one row of a vocabulary it is several times faster than t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 from torch import Tensor
@@ -64,6 +67,29 @@ class History:
             logits[ids] -= self.sampling.frequency_penalty * often + np.float32(self.sampling.presence_penalty)
 
 
+# ------------------------------------------------------------------------------------------- looking through a vocabulary
+class Scan(Protocol):
+    def above(self, logits: np.ndarray, level: float) -> np.ndarray:
+        """Ids, rising, of the logits (float32 [vocabulary]) that reach ``level``, rounded to float32. int64."""
+
+    def lucky(self, logits: np.ndarray, level: float, place: np.uint64, bound: int) -> tuple[np.ndarray, np.ndarray]:
+        """Of those the ids whose `noise.bits` of ``place`` are at least ``bound``, and these bits as uint64."""
+
+
+class PlainScan:
+    def above(self, logits: np.ndarray, level: float) -> np.ndarray:
+        return np.flatnonzero(logits >= np.float32(level))
+
+    def lucky(self, logits: np.ndarray, level: float, place: np.uint64, bound: int) -> tuple[np.ndarray, np.ndarray]:
+        ids = self.above(logits, level)
+        random = noise.bits(place, ids)
+        keep = random >= np.uint64(bound)
+        return ids[keep], random[keep]
+
+
+PLAIN = PlainScan()
+
+
 # ------------------------------------------------------------------------------------------- choosing
 def rows(logits: Tensor) -> np.ndarray:
     """float32 [rows, vocabulary] on the host; no copy where the logits are there already."""
@@ -80,9 +106,9 @@ def is_plain(sampling: Sampling, history: History | None, banned: Sequence[int])
 
 
 def choose(logits: np.ndarray, sampling: Sampling, seed: int, position: int, history: History | None = None,
-           banned: Sequence[int] = (), allowed: np.ndarray | None = None) -> int:
+           banned: Sequence[int] = (), allowed: np.ndarray | None = None, scan: Scan | None = None) -> int:
     """The token at ``position``. ``logits``: float32 [vocabulary], left unchanged; ``banned`` ids cannot be chosen, nor any
-    outside ``allowed`` (bool [vocabulary]).
+    outside ``allowed`` (bool [vocabulary]). ``scan`` looks through a vocabulary, in some faster way that finds the same.
 
     Raises StepFailed when the logits are no numbers, or when nothing may be chosen.
     """
@@ -94,10 +120,10 @@ def choose(logits: np.ndarray, sampling: Sampling, seed: int, position: int, his
         raise StepFailed("The model's output is not a number.", logit=top, position=position)
     if is_greedy(sampling):
         return best
-    place = noise.key(seed, position)
+    place, scan = noise.key(seed, position), scan or PLAIN
     if not 0 < sampling.top_k < len(logits) and sampling.top_p >= 1 and sampling.min_p == 0:
-        return _draw_from_all(logits, best, top, sampling.temperature, place)
-    ids, values = _survivors(logits, top, sampling)
+        return _draw_from_all(logits, top, sampling.temperature, place, scan)
+    ids, values = _survivors(logits, top, sampling, scan)
     return int(ids[_scores(values, top, sampling.temperature, noise.bits(place, ids)).argmax()])
 
 
@@ -119,31 +145,29 @@ def _scores(values: np.ndarray, top: float, temperature: float, random: np.ndarr
     return (values.astype(np.float64) - top) / temperature + noise.gumbel(random)
 
 
-def _draw_from_all(logits: np.ndarray, best: int, top: float, temperature: float, place: np.uint64) -> int:
+def _draw_from_all(logits: np.ndarray, top: float, temperature: float, place: np.uint64, scan: Scan) -> int:
     """Gumbel-max over the whole vocabulary, looking closely only at tokens that can still win.
 
     The leading ones are scored first. Any other would need noise above what separates it from their winner: out of reach
     for most (the noise has an upper end), and for the rest a comparison of integers.
     """
-    near = np.flatnonzero(logits >= top - BANDS[0] * temperature)
+    near = scan.above(logits, top - BANDS[0] * temperature)
     scores = _scores(logits[near], top, temperature, noise.bits(place, near))
     winner = scores.argmax()
     token, score = int(near[winner]), float(scores[winner])
-    far = np.flatnonzero(logits >= top + (score - noise.HIGHEST) * temperature)      # the near ones too: they change nothing
-    random = noise.bits(place, far)
-    lucky = random >= noise.bits_above(score + BANDS[0])
-    far = far[lucky]
-    if not len(far):
+    far, random = scan.lucky(logits, top + (score - noise.HIGHEST) * temperature, place, noise.bits_above(score + BANDS[0]))
+    if not len(far):                                          # the near ones may be there too: they change nothing
         return token
-    scores = _scores(logits[far], top, temperature, random[lucky])
+    scores = _scores(logits[far], top, temperature, random)
     winner = scores.argmax()
     return int(far[winner]) if scores[winner] > score else token
 
 
-def _leading(logits: np.ndarray, top: float, temperature: float, enough: Callable[[np.ndarray], bool]) -> np.ndarray:
+def _leading(logits: np.ndarray, top: float, temperature: float, enough: Callable[[np.ndarray], bool],
+             scan: Scan) -> np.ndarray:
     """Ids of all tokens within some distance of the best, in order of id, such that ``enough(values)``; else all."""
     for band in BANDS:
-        ids = np.flatnonzero(logits >= top - band * temperature)
+        ids = scan.above(logits, top - band * temperature)
         if enough(logits[ids]):
             return ids
     return np.flatnonzero(logits > -np.inf)
@@ -160,20 +184,20 @@ def _ranked(ids: np.ndarray, values: np.ndarray, count: int) -> tuple[np.ndarray
     return ids[place], values[place]
 
 
-def _survivors(logits: np.ndarray, top: float, sampling: Sampling) -> tuple[np.ndarray, np.ndarray]:
+def _survivors(logits: np.ndarray, top: float, sampling: Sampling, scan: Scan) -> tuple[np.ndarray, np.ndarray]:
     """Ids and logits that top-k, top-p and min-p leave, the most probable first."""
     temperature, k, p = sampling.temperature, sampling.top_k, sampling.top_p
     by_count = 0 < k < len(logits)
     total = None
     if by_count:
-        ids = _leading(logits, top, temperature, lambda values: len(values) >= k)
+        ids = _leading(logits, top, temperature, lambda values: len(values) >= k, scan)
     elif p < 1:
         total = float(_mass(logits, top, temperature).sum(dtype=np.float64))
         part = p * total
         ids = _leading(logits, top, temperature,
-                       lambda values: _mass(values, top, temperature).sum(dtype=np.float64) >= part)
+                       lambda values: _mass(values, top, temperature).sum(dtype=np.float64) >= part, scan)
     else:
-        ids = np.flatnonzero(logits >= top + temperature * np.log(sampling.min_p * (1 - SLACK)))
+        ids = scan.above(logits, top + temperature * math.log(sampling.min_p) - 1e-4)         # a little more; sieved below
     values = logits[ids]
     ids, values = _ranked(ids, values, k if by_count else len(ids))
     if p < 1:
@@ -201,7 +225,7 @@ def logprobs(logits: np.ndarray, token: int, best: int) -> tuple[float, list[tup
     total = top + float(np.log(_mass(logits, top, 1.0).sum(dtype=np.float64)))
     leaders: list[tuple[int, float]] = []
     if best:
-        ids = _leading(logits, top, 1.0, lambda values: len(values) >= best)
+        ids = _leading(logits, top, 1.0, lambda values: len(values) >= best, PLAIN)
         ids, values = _ranked(ids, logits[ids], best)
         leaders = [(id, value - total) for id, value in zip(ids.tolist(), values.tolist())]
     return float(logits[token]) - total, leaders

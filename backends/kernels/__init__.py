@@ -211,7 +211,7 @@ class Ops(Protocol):
     # pass made of ops alone, at less cost for few rows. A target that has no use for it lacks the method.
 
 
-def choose(name: str, device: str, dtype: str, threads: int) -> tuple[Ops, tuple[str, ...]]:
+def choose(name: str, device: str, dtype: str, threads: int, activations: str = "auto") -> tuple[Ops, tuple[str, ...]]:
     """The target asked for, or the best there is for "auto", and notes on what was passed over and why."""
     from backends.kernels import select
-    return select.choose(name, device, dtype, threads)
+    return select.choose(name, device, dtype, threads, activations)

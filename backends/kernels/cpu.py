@@ -1,8 +1,8 @@
 """The native CPU target: `Ops` over the kernels in `native/`, which are built on first use (`native_build`).
 
 The residual stream is float32 whatever the weights are. A matrix with quantized weights meets activations in 8 bits, a
-scale for each 32 of them; a float matrix meets float32 rows, or rows rounded to bfloat16 where it is bfloat16 itself and
-the processor multiplies that. One arithmetic at every number of rows.
+scale for each 32 of them, or in float32 where 8 bits are switched off; a float matrix meets float32 rows, or rows rounded to
+bfloat16 where it is bfloat16 itself and the processor multiplies that. One arithmetic at every number of rows.
 Not for two callers at once: results live in workspace that the next call of the same op and shape reuses.
 """
 
@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from backends.errors import InvalidRequest
-from backends.kernels import AttentionSpec, Batch, KVLayer, QWeight, cpu_memory, cpu_pack, cpu_replay, cpu_words, native_build
-from backends.kernels import native_abi as abi
+from backends.kernels import AttentionSpec, Batch, KVLayer, QWeight, cpu_memory, cpu_pack, cpu_replay, cpu_scan, cpu_words
+from backends.kernels import native_abi as abi, native_build
 from backends.kernels.cpu_pack import NativeLinear
 from backends.kernels.cpu_words import Rows
 
@@ -33,7 +33,7 @@ class CpuOps:
     device = torch.device("cpu")
     kv_types = ("float16", "bfloat16", "float32", "int8")
 
-    def __init__(self, dtype: torch.dtype | None, context: abi.Context, threads: int) -> None:
+    def __init__(self, dtype: torch.dtype | None, context: abi.Context, threads: int, eight_bits: bool = True) -> None:
         self.weight_dtype, self.threads = dtype, threads
         self.detail = f"{context.isa}, {threads} thread{'s' if threads > 1 else ''}"
         if cpu_memory.allowed():
@@ -42,7 +42,8 @@ class CpuOps:
         self.notes: list[str] = []
         self._context, self._call = context, context.call
         self._arena = cpu_memory.Arena()
-        self._quantized = False
+        self.scan = cpu_scan.NativeScan(context)
+        self._eight_bits, self._quantized = eight_bits, False
         self._small: dict[tuple, Rows | Tensor] = {}
         self._large: dict[tuple, Rows | Tensor] = {}
         self._large_rows = 0
@@ -56,13 +57,19 @@ class CpuOps:
     def pack(self, weight: QWeight | Tensor, bias: Tensor | None = None) -> NativeLinear:
         bias = None if bias is None else bias.detach().to("cpu", torch.float32).contiguous()
         if isinstance(weight, QWeight):
-            self._quantized = True
+            self._say_activations()
             self._note_width(weight.bits)
             return cpu_pack.pack_quantized(self._context, self._arena, weight, bias)
         dtype = self.weight_dtype or (weight.dtype if weight.dtype in cpu_pack.TYPES else torch.float32)
         return cpu_pack.pack_dense(self._context, self._arena, weight, bias, dtype)
 
     pack_table = pack                                          # rows can be read from every layout here
+
+    def _say_activations(self) -> None:
+        said = ", activations in 8 bits" if self._eight_bits else ", activations in float32"
+        if not self.detail.endswith(said):
+            self.detail += said
+        self._quantized = self._eight_bits
 
     def _note_width(self, bits: int) -> None:
         note = f"{bits}-bit weights take {4 if bits < 4 else 8} bits in memory"
@@ -97,7 +104,7 @@ class CpuOps:
     def _ready(self, a: Rows, w: NativeLinear) -> int:
         if a.floats.shape[1] != w.columns:
             raise ValueError(f"rows of {a.floats.shape[1]} do not fit a matrix of {w.columns} columns")
-        if w.quantized and not a.quantized:                # made before the first quantized matrix was packed
+        if w.quantized and self._quantized and not a.quantized:                # made before the first quantized matrix was packed
             a = self.act(a.floats)
         return a.address
 
@@ -229,10 +236,10 @@ def _check_stream(x: Tensor, rows: int, width: int) -> None:
         raise ValueError(f"the residual stream must be contiguous float32 [{rows}, {width}], not {x.dtype} {tuple(x.shape)}")
 
 
-def make(dtype: str, threads: int, isa: str = "") -> CpuOps:
+def make(dtype: str, threads: int, isa: str = "", activations: str = "auto") -> CpuOps:
     """The target. ``dtype``: the type float matrices are kept in ("auto": as they are stored). ``isa`` forces an instruction
-    set, for tests. Raises MissingRequirement where the kernels cannot be built or this processor lacks them."""
+    set, for tests. ``activations`` "float32": quantized weights meet rows as they are, not in 8 bits. Raises MissingRequirement where the kernels cannot be built or this processor lacks them."""
     if dtype not in DTYPES:
         raise InvalidRequest(f"The native kernels do not know the type {dtype!r}.", field="dtype",
                              remedy=f"Use {', '.join(DTYPES)}.")
-    return CpuOps(DTYPES[dtype], abi.Context(native_build.library(isa), threads), threads)
+    return CpuOps(DTYPES[dtype], abi.Context(native_build.library(isa), threads), threads, activations != "float32")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import mmap
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -43,10 +44,13 @@ class Arena:
 
 
 def mapped(size: int) -> Tensor:
-    """uint8, at least ``size`` bytes of zeros that begin at a huge page, advised to be huge pages."""
+    """uint8, at least ``size`` bytes of zeros at a cache line, in huge pages where the system gives them; untouched, none is
+    there yet."""
     room = -(-size // HUGE) * HUGE
     if not allowed():
-        return torch.zeros(room, dtype=torch.uint8)
+        raw = np.zeros(room + LINE, dtype=np.uint8)            # calloc: torch.zeros would write every byte
+        first = -raw.ctypes.data % LINE
+        return torch.from_numpy(raw[first:first + room])
     memory = mmap.mmap(-1, room + HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memory.madvise(mmap.MADV_HUGEPAGE)
     whole = torch.frombuffer(memory, dtype=torch.uint8)

@@ -22,7 +22,7 @@ CENTER, ZERO, BIAS = range(3)
 # Blocks of GGUF files that are laid out as they are; those of 256 weights (K) give float32 scales, the others float16 ones.
 STORED = {"Q4_0": 0, "Q4_1": 1, "Q8_0": 2, "Q4_K": 3, "Q5_K": 4, "Q6_K": 5}
 GLU = {"silu": 0, "gelu_tanh": 1, "gelu": 2}
-EMBED, NORM, ACT, MATMUL, NORM_ADD, GLU_OP, ATTEND, LOGITS = range(8)
+EMBED, NORM, ACT, MATMUL, NORM_ADD, GLU_OP, ATTEND, LOGITS, SCAN = range(9)
 WORDS = 12                      # of an instruction: the op and its arguments
 BATCH_WORDS = 11
 LANES, BLOCK = 16, 32

@@ -17,7 +17,7 @@ from backends.kernels import Ops
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def choose(name: str, device: str, dtype: str, threads: int) -> tuple[Ops, tuple[str, ...]]:
+def choose(name: str, device: str, dtype: str, threads: int, activations: str = "auto") -> tuple[Ops, tuple[str, ...]]:
     """The target and notes. "auto" tries the native kernels of the device, then aten, then ref, which is always there.
 
     Raises MissingRequirement where the target asked for by name is not available, InvalidRequest for a device or a type
@@ -26,11 +26,11 @@ def choose(name: str, device: str, dtype: str, threads: int) -> tuple[Ops, tuple
     place = pick_device(device)
     count = set_threads(threads)
     if name != "auto":
-        return _make(name, place, dtype, count), ()
+        return _make(name, place, dtype, count, activations), ()
     passed = []
     for candidate in candidates(place, dtype):
         try:
-            return _make(candidate, place, dtype, count), tuple(passed)
+            return _make(candidate, place, dtype, count, activations), tuple(passed)
         except (MissingRequirement, InvalidRequest) as error:
             passed.append(f"kernels {candidate} not used: {error.cause}")
     raise MissingRequirement(f"No kernels for device {place} and type {dtype}.", tried="; ".join(passed))
@@ -42,7 +42,10 @@ def candidates(device: torch.device, dtype: str) -> tuple[str, ...]:
     return ("cpu", *fallback) if device.type == "cpu" else ("triton", *fallback) if device.type == "cuda" else fallback
 
 
-def _make(name: str, device: torch.device, dtype: str, threads: int) -> Ops:
+def _make(name: str, device: torch.device, dtype: str, threads: int, activations: str) -> Ops:
+    if activations == "int8" and name != "cpu":
+        raise InvalidRequest(f"The {name} kernels do not compute with activations in 8 bits.", field="activations",
+                             remedy="Choose activations auto or float32, or the kernels cpu.")
     if name in ("ref", "aten"):
         module = importlib.import_module(f"backends.kernels.{name}")
         default = torch.float32 if name == "ref" else torch.bfloat16
@@ -58,7 +61,7 @@ def _make(name: str, device: torch.device, dtype: str, threads: int) -> Ops:
     except ModuleNotFoundError as error:
         needed = "a newer Gainz" if error.name == f"backends.kernels.{name}" else error.name
         raise MissingRequirement(f"it needs {needed}", kernels=name) from error
-    return module.make(dtype, threads)
+    return module.make(dtype, threads, activations=activations) if name == "cpu" else module.make(dtype, threads)
 
 
 # ---------------------------------------------------------------------------------------------- device and threads

@@ -16,7 +16,7 @@ constexpr int PAGE_CHUNK = 128;    // context tokens of one partial softmax; ali
 enum Type : int64_t { F32 = 0, F16 = 1, BF16 = 2, U8 = 3 };
 enum Offset : int64_t { CENTER = 0, ZERO = 1, BIAS = 2 };   // zero = 2^(bits-1) | u8 per group | float per group
 enum Glu : int64_t { SILU = 0, GELU_TANH = 1, GELU = 2 };
-enum Op : int64_t { EMBED, NORM, ACT, MATMUL, NORM_ADD, GLU, ATTEND, LOGITS, OPS };
+enum Op : int64_t { EMBED, NORM, ACT, MATMUL, NORM_ADD, GLU, ATTEND, LOGITS, SCAN, OPS };
 
 // Quantized: codes [n/16][k/32][16 * 32 * bits / 8] where a 64-byte line holds, for 16 rows, 4 codes of 8 bits, or 8 of 4
 // bits:
@@ -36,7 +36,7 @@ struct Linear {
 
 struct Act {                        // rows made ready for a matrix of k input features
     float* rows;                    // [R, k]
-    int8_t* q;                      // [R, padded], null: no quantized matrix follows
+    int8_t* q;                      // [R, padded], null: no quantized matrix follows, or it takes floats
     float *scale, *sum32, *sum16;   // [R, padded/32], [R, padded/32], [R, padded/16]: scale, scale * sum of codes
     int32_t *minus8, *minus8_16;    // -8 * sum of codes, by 32 and by 16: what a centred 4-bit code owes
     int64_t k, padded;

@@ -74,7 +74,7 @@ static void attend(Context& c, const int64_t* w) {
     const Act& out = *ptr<const Act>(w[5]);
     Task t{ptr<const float>(w[0]), spec, kv, batch, out, nullptr, nullptr, spec.heads / spec.kv_heads,
            ceil_div(spec.head_dim, 16) * 16, ceil_div(kv.value_width, 16) * 16,
-           kv.type == U8 ? ceil_div(kv.key_width, BYTES) * BYTES : 0, nullptr, nullptr};
+           kv.type == U8 ? ceil_div(kv.key_width, BYTES) * BYTES : 0, nullptr, nullptr, spec.kv_heads};
     const int64_t rows = w[1], per = most(1, MAX_QUERIES / t.group);
     const int64_t most_tiles = rows / per + batch.sequences;
     const size_t for_tiles = static_cast<size_t>(most_tiles) * sizeof(Tile),
@@ -82,13 +82,18 @@ static void attend(Context& c, const int64_t* w) {
         for_bytes = t.byte_width ? static_cast<size_t>(rows * spec.heads * (t.byte_width + 8)) : 0;
     Tile* tiles = (Tile*)c.shared.need(for_tiles);
     const int64_t count = make_tiles(t, per, tiles);
-    int64_t states = rows * spec.heads, work = 0, spans = 0;
+    int64_t states = rows * spec.heads, work = 0, spans = 0, chunks = 0;
+    for (int64_t i = 0; i < count; i++) {
+        work += batch.lengths[tiles[i].sequence] * tiles[i].rows * spec.heads * t.key;
+        chunks += tiles[i].last - tiles[i].first;
+    }
+    const bool alone = work < 40000;                           // less than it costs to wake another core
+    if (!alone && chunks < 2 * c.threads) t.most_heads = ceil_div(spec.kv_heads, c.threads);
     for (int64_t i = 0; i < count; i++) spans += t.spans(tiles[i]);
     const bool splitting = spans < 8 * c.threads;
     for (int64_t i = 0, slot = 0; i < count; i++) {
         tiles[i].slot = slot;
         slot += (tiles[i].last - tiles[i].first) * spec.kv_heads * tiles[i].rows * t.group;
-        work += batch.lengths[tiles[i].sequence] * tiles[i].rows * spec.heads;
         if (splitting) states = slot;
     }
     // asked for again with the true size; what was written is kept
@@ -99,7 +104,7 @@ static void attend(Context& c, const int64_t* w) {
     t.q8 = (int8_t*)(t.q8_scale + 2 * rows * spec.heads);
     t.partial = t.q8_scale + for_bytes / 4;
     each_row(c, rows, (spec.heads + 2 * spec.kv_heads) * spec.head_dim, [&](int64_t r) { place(t, r); });
-    if (splitting) split(c, t, tiles, count, work * t.key < 40000);
+    if (splitting) split(c, t, tiles, count, alone);
     else {
         auto job = [&](int64_t index, int thread) {            // the longest first: they come last in a prompt
             for (int64_t i = count - 1; i >= 0; i--) {

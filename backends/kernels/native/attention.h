@@ -19,9 +19,10 @@ struct Task {
     int64_t group, key, value;      // query heads of a KV head; widths padded to 16
     int64_t byte_width;             // of a query in 8 bits; 0: keys are not in 8 bits
     int8_t* q8; float* q8_scale;    // [R, heads, byte_width], [R, heads, 2]
+    int64_t most_heads;             // KV heads that one thread takes at once
     int64_t state() const { return value + 16; }                      // [0] maximum, [1] sum, [16 …] weighted values
     int64_t spans(const Tile& tile) const { return ceil_div(spec.kv_heads, heads_at_once(tile)); }
-    int64_t heads_at_once(const Tile& tile) const { return most(1, MAX_QUERIES / (tile.rows * group)); }
+    int64_t heads_at_once(const Tile& tile) const { return most(1, least(most_heads, MAX_QUERIES / (tile.rows * group))); }
     Heads span(const Tile& tile, int64_t i) const {
         const int64_t first = i * heads_at_once(tile);
         return Heads{first, least(heads_at_once(tile), spec.kv_heads - first)};

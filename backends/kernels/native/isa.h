@@ -5,12 +5,14 @@
 
 #include "rows.h"
 #include "matmul.h"
+#include "wide.h"
 #include "dense.h"
 #include "linear.h"
 #include "attention.h"
 #include "attend.h"
+#include "scan.h"
 
 namespace GAINZ_NS {
 extern const Kernels table;
-const Kernels table = {GAINZ_NAME, {embed, norm, act, matmul, norm_add, glu, attend, logits}};
+const Kernels table = {GAINZ_NAME, {embed, norm, act, matmul, norm_add, glu, attend, logits, scan}};
 }  // namespace GAINZ_NS

@@ -7,8 +7,10 @@ namespace GAINZ_NS {
 static void matmul(Context& c, const int64_t* i) {
     const Linear& w = *ptr<const Linear>(i[1]);
     const Target t{ptr<float>(i[3]), w.n, w.bias, i[4] != 0};
-    if (w.bits) quantized(c, *ptr<const Act>(i[0]), w, i[2], t);
-    else dense(c, *ptr<const Act>(i[0]), w, i[2], t);
+    const Act& a = *ptr<const Act>(i[0]);
+    if (w.bits && a.q) quantized(c, a, w, i[2], t);
+    else if (w.bits) wide(c, a, w, i[2], t);
+    else dense(c, a, w, i[2], t);
 }
 
 // act, linear, rows, out, softcap (a double; 0: none)

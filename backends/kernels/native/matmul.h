@@ -60,7 +60,7 @@ static inline Act gathered(Context& c, const Act& a, const Linear& w, int64_t ro
     g.sum16 = (float*)p; p += rows * blocks * 8;
     g.minus8 = (int32_t*)p; p += rows * blocks * 4;
     g.minus8_16 = (int32_t*)p; p += rows * blocks * 8;
-    g.q = (int8_t*)p;
+    g.q = a.q ? (int8_t*)p : nullptr;
     each_row(c, rows, w.padded, [&](int64_t r) {
         for (int64_t i = 0; i < w.padded; i++) {
             const int32_t from = w.gather[i];
