@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from backends.base import LocalOptions, MemoryEstimate, ModelDir
 from backends.facts import ModelFacts, Stored, describe, pages
-from backends.memory import gpu_memory, machine_memory, resident
+from backends.memory import gpu_memory, machine_memory, resident, torch_is_for
 
 __all__ = ["ModelFacts", "describe", "estimate", "estimate_facts", "free_memory", "machine_memory", "resident", "resolve"]
 
@@ -45,7 +45,7 @@ def estimate_facts(facts: ModelFacts, options: LocalOptions, free: int | None = 
 
 def resolve(options: LocalOptions) -> tuple[str, str, str]:
     """(device, compute type, type of the cache) that "auto" stands for."""
-    device = options.device if options.device != "auto" else "cuda" if gpu_memory() else "cpu"
+    device = options.device if options.device != "auto" else "cuda" if torch_is_for("cuda") and gpu_memory() else "cpu"
     dtype = options.dtype if options.dtype != "auto" else "float32" if options.kernels == "ref" else "bfloat16"
     return device, dtype, options.kv_type if options.kv_type != "auto" else dtype
 

@@ -5,6 +5,8 @@ Knows where each system tells it. Refuses to guess: where nothing can be read, w
 
 from __future__ import annotations
 
+import os
+import re
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -39,9 +41,10 @@ def resident() -> int:
     return psutil.Process().memory_info().rss
 
 
-def gpu_memory(index: int = 0) -> tuple[int, int] | None:
-    """(total, free) bytes of a CUDA device through the driver's library; None where there is no such device."""
-    if find_spec("pynvml") is None:
+def gpu_memory() -> tuple[int, int] | None:
+    """(total, free) bytes of the first CUDA device that this process may use, through the driver's library; None: there is none."""
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
+    if find_spec("pynvml") is None or first in ("", "-1"):
         return None
     import pynvml
     try:
@@ -49,12 +52,26 @@ def gpu_memory(index: int = 0) -> tuple[int, int] | None:
     except pynvml.NVMLError:                                # no driver
         return None
     try:
-        seen = pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(index))
+        handle = pynvml.nvmlDeviceGetHandleByIndex(int(first)) if first.isdigit() else pynvml.nvmlDeviceGetHandleByUUID(first)
+        seen = pynvml.nvmlDeviceGetMemoryInfo(handle)
         return int(seen.total), int(seen.free)
     except pynvml.NVMLError:                                # no such device
         return None
     finally:
         pynvml.nvmlShutdown()
+
+
+def torch_is_for(kind: str) -> bool:
+    """Is the installed torch built for "cuda" ("hip", "xpu")? Read from its version file: torch itself is not imported."""
+    spec = find_spec("torch")
+    if spec is None or spec.origin is None:
+        return False
+    try:
+        text = (Path(spec.origin).parent / "version.py").read_text(encoding="utf-8")
+    except OSError:
+        return False
+    found = re.search(rf"^{kind}\b[^=\n]*=\s*(.+)$", text, re.MULTILINE)
+    return found is not None and found[1].strip() != "None"
 
 
 def _number(path: Path) -> int | None:

@@ -13,6 +13,7 @@ from typing import Any
 
 BLOCK = 64 << 20            # bytes each thread reads in a pass: far beyond any cache
 PASSES = 5
+DEVICES = {"cpu": "cpu", "triton": "cuda"}     # of targets that run on one kind
 
 
 def bandwidth(threads: int) -> float:
@@ -41,7 +42,7 @@ def kernels() -> list[dict[str, Any]]:
     rows = []
     for name in names:
         try:
-            ops, _ = choose(name, "auto", "auto", 0)
+            ops, _ = choose(name, DEVICES.get(name, "auto"), "auto", 0)
             rows.append({"name": name, "available": True, "detail": ops.detail})
         except GainzError as error:
             rows.append({"name": name, "available": False, "detail": error.cause})

@@ -150,3 +150,33 @@ def test_the_control_groups_limit_bounds_what_is_free(tmp_path):
     assert group_memory(tmp_path) is None
     total, available = machine_memory()
     assert 0 < available < total
+
+
+def test_which_devices_torch_is_built_for_is_read_without_importing_it(monkeypatch, tmp_path):
+    import torch
+    from backends import memory
+    assert memory.torch_is_for("cuda") == (torch.version.cuda is not None)
+    assert memory.torch_is_for("hip") == (torch.version.hip is not None)
+    (tmp_path / "version.py").write_text("__all__ = ['cuda']\ncuda: Optional[str] = '13.0'\nhip: Optional[str] = None\n")
+    monkeypatch.setattr(memory, "find_spec", lambda name: type("Spec", (), {"origin": str(tmp_path / "__init__.py")}))
+    assert memory.torch_is_for("cuda") and not memory.torch_is_for("hip") and not memory.torch_is_for("xpu")
+    monkeypatch.setattr(memory, "find_spec", lambda name: None)
+    assert not memory.torch_is_for("cuda")
+
+
+@pytest.mark.parametrize(("visible", "asked"), [(None, 0), ("2,0", 2), ("GPU-8f6a", "GPU-8f6a"), ("", None), ("-1", None)])
+def test_the_gpu_counted_is_the_first_that_may_be_used(monkeypatch, visible, asked):
+    import sys
+    from types import SimpleNamespace
+    from backends import memory
+    handles = []
+    library = SimpleNamespace(
+        NVMLError=OSError, nvmlInit=lambda: None, nvmlShutdown=lambda: None, nvmlDeviceGetHandleByIndex=handles.append,
+        nvmlDeviceGetHandleByUUID=handles.append, nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(total=24, free=20))
+    monkeypatch.setitem(sys.modules, "pynvml", library)
+    monkeypatch.setattr(memory, "find_spec", lambda name: library)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert memory.gpu_memory() == (None if asked is None else (24, 20))
+    assert handles == ([] if asked is None else [asked])

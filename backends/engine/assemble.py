@@ -151,8 +151,11 @@ def _kv_type(options: LocalOptions, ops: Ops, config: Mapping[str, Any]) -> str:
 
 
 def _free(device: torch.device) -> int:
-    """Bytes left on the device now that the weights are there."""
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else machine_memory()[1]
+    """Bytes left on the device now that the weights are there, with what torch's allocator holds for nothing."""
+    if device.type != "cuda":
+        return machine_memory()[1]
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info(device)[0]
 
 
 def trained_context(config: Mapping[str, Any]) -> int | None:

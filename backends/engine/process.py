@@ -84,14 +84,16 @@ def _glibc(name: str, *arguments: int) -> None:
 
 @contextmanager
 def peak_growth():
-    """Yields a list that holds, after the block, [bytes]: how far the resident memory rose above where it began."""
+    """Yields a list that holds, after the block, [bytes]: how far the resident memory rose above where it began; where memory
+    of a GPU was taken, that."""
     process, done, seen = psutil.Process(), threading.Event(), []
-    start = highest = process.memory_info().rss
+    held = lambda: (process.memory_info().rss, _on_gpu())  # noqa: E731
+    start = highest = held()
 
     def watch() -> None:
         nonlocal highest
         while not done.wait(SAMPLE_SECONDS):
-            highest = max(highest, process.memory_info().rss)
+            highest = tuple(map(max, highest, held()))
 
     watcher = threading.Thread(target=watch, name="peak", daemon=True)
     watcher.start()
@@ -100,7 +102,15 @@ def peak_growth():
     finally:
         done.set()
         watcher.join()
-        seen.append(max(0, max(highest, process.memory_info().rss) - start))
+        rise, there = (max(high, now) - low for high, now, low in zip(highest, held(), start))
+        seen.append(there if there > 0 else max(0, rise))
+
+
+def _on_gpu() -> int:
+    """Bytes that torch's allocator holds on the current CUDA device."""
+    torch = sys.modules.get("torch")
+    started = torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized()
+    return torch.cuda.memory_reserved() if started else 0
 
 
 def is_out_of_memory(error: BaseException) -> bool:

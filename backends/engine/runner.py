@@ -17,6 +17,7 @@ from backends.base import ContextTooLong, Step, Vocab
 from backends.engine.arch import Arch
 from backends.engine.blocks import PagePool
 from backends.engine.kv import PAGE, PagedKV
+from backends.engine.transfer import fetch, send
 from backends.kernels import Batch
 
 
@@ -108,7 +109,7 @@ class PagedDecoder:
         for step in steps:
             self._make_writable(step.slot, len(step.tokens))
         hidden = self.arch.forward(batch := self._batch(steps), self.kv.layers)
-        logits = self.arch.logits(_of(hidden, batch.wanted))[:, :self.vocab.size] if len(batch.wanted) else hidden[:0]
+        logits = fetch(self.arch.logits(_of(hidden, batch.wanted))[:, :self.vocab.size]) if len(batch.wanted) else hidden[:0]
         self._settle(steps, batch)
         return list(logits.split([step.want for step in steps])) if len(batch.wanted) else [
             torch.empty(0, self.vocab.size) for _ in steps]
@@ -182,10 +183,9 @@ class PagedDecoder:
         slots = pages[sequence, positions // PAGE].astype(np.int64) * PAGE + positions % PAGE
         wanted = np.concatenate([np.arange(end - step.want, end, dtype=np.int64) for step, end in zip(steps, starts[1:])])
         ids = np.fromiter((token for step in steps for token in step.tokens), np.int64, starts[-1])
-        send = lambda values: torch.from_numpy(values).to(self.device)  # noqa: E731
-        positions = send(positions)
-        cos, sin = self.arch.rotation(positions)
-        return Batch(send(ids), positions, send(starts), send(lengths), send(pages), send(slots), send(wanted), cos, sin)
+        ids, positions, starts, lengths, pages, slots, wanted = send(
+            (ids, positions, starts, lengths, pages, slots, wanted), self.device)
+        return Batch(ids, positions, starts, lengths, pages, slots, wanted, *self.arch.rotation(positions))
 
 
 def _of(rows: Tensor, wanted: Tensor) -> Tensor:
