@@ -1,9 +1,7 @@
-"""How far a model is from a reference, token by token: perplexity, KL divergence, agreement. Streamed: logits are never
-stored.
+"""How far a model is from a reference, token by token: perplexity, KL divergence, agreement. Streamed: no logits stored.
 
 Knows decoders and transformers modules through one small protocol. Says numbers with their uncertainty; what to conclude
-from
-them is for the services.
+from them is for the services.
 """
 
 from __future__ import annotations
@@ -70,8 +68,7 @@ class ModuleScorer:
 @dataclass(frozen=True)
 class Perplexity:
     """``value`` = exp of the mean negative log-likelihood; ``se``: its standard error, windows taken as the independent
-    units.
-    ``tokens``: those predicted."""
+    units; ``tokens``: those predicted."""
 
     value: float
     se: float
@@ -84,8 +81,7 @@ class Perplexity:
 @dataclass(frozen=True)
 class Quality:
     """A model against a reference on the same windows. KL in nats, of the reference's distribution to the model's.
-    Intervals are
-    95 %, clustered by window."""
+    Intervals are 95 %, clustered by window."""
 
     perplexity: Perplexity
     reference: Perplexity
@@ -114,8 +110,7 @@ class Quality:
 
 def windows(ids: Sequence[int], length: int, count: int | None = None) -> list[tuple[int, ...]]:
     """Consecutive windows of ``length`` tokens, not overlapping; the tail is left out. InvalidRequest where the text has
-    fewer
-    than ``count``, or none."""
+    fewer than ``count``, or none."""
     most = len(ids) // length
     if not most or count is not None and count > most:
         raise InvalidRequest(f"The text has room for {most} windows of {length} tokens.", field="windows", tokens=len(ids),
@@ -213,8 +208,7 @@ def _quality(theirs: list[Tensor], ours: list[Tensor], divergences: list[Tensor]
     gap, gap_se = clustered([b - a for a, b in zip(theirs, ours)])
     median, p99 = (float(value) for value in torch.quantile(every, torch.tensor([0.5, 0.99], dtype=torch.float64)))
     return Quality(_perplexity(ours), _perplexity(theirs), kl, kl_se, max(kl - Z95 * kl_se, 0.0), kl + Z95 * kl_se, median,
-                   p99,
-                   float(every.max()), top1, max(top1 - Z95 * top1_se, 0.0), min(top1 + Z95 * top1_se, 1.0), gap, gap_se,
+                   p99, float(every.max()), top1, max(top1 - Z95 * top1_se, 0.0), min(top1 + Z95 * top1_se, 1.0), gap, gap_se,
                    len(every), len(ours), length)
 
 

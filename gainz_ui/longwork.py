@@ -1,8 +1,7 @@
 """A command that works for minutes: progress as a bar or as JSON lines, a signal that cancels it, exit codes.
 
 With ``--json`` every line on stderr is one JSON object ({"progress": …} or {"error": …}), for the page that runs the
-command as
-its child; the result on stdout is JSON too. Knows nothing of what the work is.
+command as its child; the result on stdout is JSON too. Knows nothing of what the work is.
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ def test_gram_is_the_mean_of_outer_products():
 @pytest.mark.parametrize(("act_order", "static"), [(False, False), (True, True), (True, False)])
 def test_gptq_loses_far_less_than_rounding_to_nearest(sym, act_order, static):
     weight, inputs = correlated(48, 128)
-    settings = gptq.GptqSettings(4, 32, sym, act_order, static)
+    settings = QuantizeOptions(group=32, sym=sym, act_order=act_order, static_groups=static)
     done = gptq.quantize(weight, gptq.Inputs(gram_of(inputs), settings), settings)
     ours, plain = lost(weight, done.weight.dequantize(), inputs), lost(weight, nearest(weight, 32, sym), inputs)
     assert ours < 0.35 * plain
@@ -134,7 +134,7 @@ def test_gptq_loses_far_less_than_rounding_to_nearest(sym, act_order, static):
 
 def test_gptq_with_independent_inputs_is_rounding_to_nearest():
     weight, _ = correlated(16, 64)
-    settings = gptq.GptqSettings(4, 32, False, False, False, mse=False, refine=0)
+    settings = QuantizeOptions(group=32, act_order=False, static_groups=False, mse=False, refine=0)
     done = gptq.quantize(weight, gptq.Inputs(torch.eye(64), settings), settings)
     assert torch.allclose(done.weight.dequantize(), nearest(weight, 32, False), atol=2e-3)
 
@@ -142,7 +142,7 @@ def test_gptq_with_independent_inputs_is_rounding_to_nearest():
 @pytest.mark.parametrize("bits", [2, 3, 8])
 def test_other_bits_and_whole_rows(bits):
     weight, inputs = correlated(16, 96)
-    settings = gptq.GptqSettings(bits, -1)
+    settings = QuantizeOptions(bits=bits, group=-1)
     done = gptq.quantize(weight, gptq.Inputs(gram_of(inputs), settings), settings)
     assert done.weight.scale.shape == (16, 1) and int(done.weight.codes.max()) <= 2 ** bits - 1
     assert lost(weight, done.weight.dequantize(), inputs) < {2: 0.3, 3: 0.05, 8: 1e-4}[bits]
@@ -151,7 +151,7 @@ def test_other_bits_and_whole_rows(bits):
 def test_inputs_that_never_fire_and_inputs_that_repeat_do_no_harm():
     weight, inputs = correlated(16, 64)
     inputs[:, 5], inputs[:, 9] = 0, inputs[:, 10]
-    settings = gptq.GptqSettings(4, 32)
+    settings = QuantizeOptions(group=32)
     done = gptq.quantize(weight, gptq.Inputs(gram_of(inputs), settings), settings)
     assert torch.isfinite(done.weight.dequantize()).all() and lost(weight, done.weight.dequantize(), inputs) < 0.01
 
@@ -172,7 +172,7 @@ def test_refitted_scales_are_the_least_squares_solution():
 def test_awq_gives_the_loud_channels_finer_steps():
     weight, inputs = correlated(64, 128)
     inputs[:, 3] *= 40                                      # one channel dominates, as in real models
-    gram, settings = gram_of(inputs), awq.AwqSettings(group=32)
+    gram, settings = gram_of(inputs), QuantizeOptions(method="awq", group=32)
     scale = awq.search([weight], gram, None, settings)
     assert scale[3] == scale.max() and scale[3] > 2 * scale.median()
     packed, _ = awq.quantize(weight * scale, gram / scale / scale[:, None], settings)
@@ -182,7 +182,7 @@ def test_awq_gives_the_loud_channels_finer_steps():
 def test_channels_that_must_agree_get_one_scale():
     weight, inputs = correlated(16, 64)
     tie = torch.arange(64) // 32 * 8 + torch.arange(64) % 8
-    scale = awq.search([weight], gram_of(inputs), tie, awq.AwqSettings(group=32))
+    scale = awq.search([weight], gram_of(inputs), tie, QuantizeOptions(method="awq", group=32))
     assert all(len(scale[tie == channel].unique()) == 1 for channel in tie.unique())
 
 

@@ -1,37 +1,26 @@
 """AWQ: input channels that matter are scaled up before rounding, and the scale is folded into what produces the input.
 
 After Lin et al. 2023: a search over scales, then over clipping; here both are judged by the Gram matrix of the inputs,
-which gives
-the exact squared output error without another pass. Rounds of least-squares fitting of the group scales may follow. Knows
-one
-group of matrices with a common input; nothing of models.
+which gives the exact squared output error without another pass. Rounds of least-squares fitting of the group scales may
+follow. Knows one group of matrices with a common input; nothing of models.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from backends.compress.grid import SHRINKS, Grid, fit, groups_of, lay, output_error, refit_scales
+from backends.compress.grid import SHRINKS, Best, Grid, fit, group_width, groups_of, lay, output_error, refit_scales
 from backends.kernels import QWeight
+from backends.recipe import QuantizeOptions
 
 STEPS = 10                  # exponents tried, 0 … 1, and then the best one's neighbours half a step away
 SEARCH_ROWS = 512           # rows of each matrix that the search looks at, spread evenly
 
 
-@dataclass(frozen=True)
-class AwqSettings:
-    bits: int = 4
-    group: int = 64
-    sym: bool = False
-    mse: bool = True
-    refine: int = 1
-
-
-def search(weights: Sequence[Tensor], gram: Tensor, tie: Tensor | None, settings: AwqSettings) -> Tensor:
+def search(weights: Sequence[Tensor], gram: Tensor, tie: Tensor | None, settings: QuantizeOptions) -> Tensor:
     """Scale [K] of the input channels that makes the output error of ``weights`` [N, K] least. The exponent 0 is all ones.
 
     ``tie`` int64 [K]: channels with the same number must have the same scale (heads that share a value), or None."""
@@ -48,29 +37,24 @@ def search(weights: Sequence[Tensor], gram: Tensor, tie: Tensor | None, settings
     return min((best, *finer), key=lambda tried: tried[0])[3]
 
 
-def quantize(weight: Tensor, gram: Tensor, settings: AwqSettings) -> tuple[QWeight, float]:
+def quantize(weight: Tensor, gram: Tensor, settings: QuantizeOptions) -> tuple[QWeight, float]:
     """A matrix [N, K] that is already scaled, and its squared output error over that of the outputs."""
     groups = groups_of(weight.shape[1], settings.group, weight.device)
     grid = (clip(weight, gram, groups, settings) if settings.mse else
             fit(weight, gram.diagonal(), groups, settings.bits, settings.sym, False)).rounded()
-    codes = grid.codes(weight, groups)
-    best = output_error(weight, grid.values(codes, groups), gram)
+    best = Best(weight, gram, groups, grid.codes(weight, groups), grid)
     damped = gram + torch.eye(len(gram), device=gram.device) * gram.diagonal().mean() * 1e-4
     for _ in range(settings.refine):
-        tried = refit_scales(weight, damped, grid, codes, groups).rounded()
-        for candidate in (codes, tried.codes(weight, groups)):
-            error = output_error(weight, tried.values(candidate, groups), gram)
-            better = error < best
-            best = torch.where(better, error, best)
-            codes = torch.where(better[:, None], candidate, codes)
-            grid = Grid(torch.where(better[:, None], tried.scale, grid.scale), grid.zero, grid.bits)
+        fitted = refit_scales(weight, damped, best.grid, best.codes, groups).rounded()
+        best.offer(best.codes, fitted)
+        best.offer(fitted.codes(weight, groups), fitted)
     whole = output_error(weight, torch.zeros_like(weight), gram).sum()
-    group = settings.group if settings.group > 0 else weight.shape[1]
+    codes, grid, group = best.codes, best.grid, group_width(weight.shape[1], settings.group)
     packed = QWeight(codes.to(torch.uint8), grid.scale.half(), grid.zero.to(torch.uint8), None, settings.bits, group)
-    return packed, float(best.sum() / whole.clamp_min(1e-30))
+    return packed, float(best.error.sum() / whole.clamp_min(1e-30))
 
 
-def clip(weight: Tensor, gram: Tensor, groups: Tensor, settings: AwqSettings) -> Grid:
+def clip(weight: Tensor, gram: Tensor, groups: Tensor, settings: QuantizeOptions) -> Grid:
     """The clipping of every row and group that costs least, judged by the group's own block of the Gram matrix."""
     scales, zeros = [], []
     for group in range(int(groups[-1]) + 1):
@@ -96,7 +80,7 @@ def _block_error(part: Tensor, block: Tensor, scale: Tensor, zero: Tensor, bits:
     return output_error(part, grid.values(grid.codes(part, one), one), block)
 
 
-def _rounding_error(sample: Tensor, gram: Tensor, scale: Tensor, settings: AwqSettings) -> float:
+def _rounding_error(sample: Tensor, gram: Tensor, scale: Tensor, settings: QuantizeOptions) -> float:
     groups = groups_of(sample.shape[1], settings.group, sample.device)
     scaled = sample * scale
     grid = fit(scaled, scale, groups, settings.bits, settings.sym, False)

@@ -1,9 +1,7 @@
-"""Where a scale of input channels can be hidden: in the norm or the matrix that produces them. Found by trying, not by
-names.
+"""Where a scale of input channels can be hidden: in the norm or the matrix that produces them. Found by trying, not by names.
 
 A producer's output channels are multiplied by known factors; if the consumers' input changes by just these factors, channel
-by
-channel, and undoing them in the consumers leaves the layer's output as it was, the fold is sound for whatever the layer is.
+by channel, and undoing them in the consumers leaves the layer's output as it was, the fold is sound for whatever the layer is.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """GPTQ: columns are rounded one after another, and what each loses is made good by the columns still to come.
 
 After Frantar et al. 2022, with act-order, static groups, clip search, and rounds in which scales are fitted to codes by
-least
-squares and codes to scales by another sweep. Knows one matrix and the Gram matrix of its inputs; nothing of models.
+least squares and codes to scales by another sweep. Knows one matrix and the Gram matrix of its inputs; nothing of models.
 """
 
 from __future__ import annotations
@@ -12,24 +11,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from backends.compress.grid import Grid, fit, fit_group, groups_of, output_error, refit_scales
+from backends.compress.grid import Best, Grid, fit, fit_group, group_width, groups_of, output_error, refit_scales
 from backends.errors import StepFailed
 from backends.kernels import QWeight
+from backends.recipe import QuantizeOptions
 
 BLOCK = 128
 ROWS = 8192             # rows swept at once: bounds the memory that an output head takes
-
-
-@dataclass(frozen=True)
-class GptqSettings:
-    bits: int = 4
-    group: int = 64
-    sym: bool = False
-    act_order: bool = True
-    static_groups: bool = True
-    mse: bool = True
-    refine: int = 1
-    damp: float = 0.01
 
 
 @dataclass(frozen=True)
@@ -44,7 +32,7 @@ class Measured:
 class Inputs:
     """A Gram matrix [K, K] prepared once for all matrices that share the inputs: order, damping and factor."""
 
-    def __init__(self, gram: Tensor, settings: GptqSettings) -> None:
+    def __init__(self, gram: Tensor, settings: QuantizeOptions) -> None:
         self.raw = gram
         diagonal = gram.diagonal()
         dead = diagonal == 0
@@ -69,19 +57,19 @@ class Inputs:
         raise StepFailed("The calibration inputs of a matrix are not finite.", columns=len(gram))
 
 
-def quantize(weight: Tensor, inputs: Inputs, settings: GptqSettings) -> Measured:
-    """The codes of a matrix [N, K] (float32), least in output error over the calibration inputs. Rows do not depend on each
-    other."""
+def quantize(weight: Tensor, inputs: Inputs, settings: QuantizeOptions) -> Measured:
+    """The codes of a matrix [N, K] (float32), least in output error over the calibration inputs. No row depends on
+    another one."""
     parts = [_quantize(weight[start:start + ROWS], inputs, settings) for start in range(0, len(weight), ROWS)]
     codes, scale, zero = (torch.cat(items) for items in zip(*(part[:3] for part in parts)))
     order = None if settings.static_groups else inputs.order
-    group = settings.group if settings.group > 0 else weight.shape[1]
+    group = group_width(weight.shape[1], settings.group)
     lost, whole = (sum(part[i] for part in parts) for i in (3, 4))
     packed = QWeight(codes.to(torch.uint8), scale.to(torch.float16), zero.to(torch.uint8), None, settings.bits, group, order)
     return Measured(packed, float(lost / max(whole, 1e-30)), inputs.damp)
 
 
-def _quantize(weight: Tensor, inputs: Inputs, settings: GptqSettings) -> tuple[Tensor, Tensor, Tensor, float, float]:
+def _quantize(weight: Tensor, inputs: Inputs, settings: QuantizeOptions) -> tuple[Tensor, Tensor, Tensor, float, float]:
     """codes (in the order of the file's columns), scale, zero, squared error, squared output."""
     columns, order = weight.shape[1], inputs.order
     neighbours = groups_of(columns, settings.group, weight.device)
@@ -103,26 +91,21 @@ def _quantize(weight: Tensor, inputs: Inputs, settings: GptqSettings) -> tuple[T
 
 
 def _refine(weight: Tensor, gram: Tensor, factor: Tensor, groups: Tensor, importance: Tensor, codes: Tensor, grid: Grid,
-            settings: GptqSettings) -> tuple[Tensor, Grid]:
+            settings: QuantizeOptions) -> tuple[Tensor, Grid]:
     """Scales for the codes, then codes for the scales; a row keeps whichever round was best."""
-    best = output_error(weight, grid.values(codes, groups), gram)
+    best = Best(weight, gram, groups, codes, grid)
     for _ in range(settings.refine):
-        fitted = refit_scales(weight, gram, grid, codes, groups).rounded()
+        fitted = refit_scales(weight, gram, best.grid, best.codes, groups).rounded()
         swept, _ = sweep(weight, factor, groups, importance, fitted, settings)
-        for tried in (codes, swept):
-            error = output_error(weight, fitted.values(tried, groups), gram)
-            better = error < best
-            best = torch.where(better, error, best)
-            codes = torch.where(better[:, None], tried, codes)
-            grid = Grid(torch.where(better[:, None], fitted.scale, grid.scale), grid.zero, grid.bits)
-    return codes, grid
+        best.offer(best.codes, fitted)
+        best.offer(swept, fitted)
+    return best.codes, best.grid
 
 
 def sweep(weight: Tensor, factor: Tensor, groups: Tensor, importance: Tensor, grid: Grid | None,
-          settings: GptqSettings) -> tuple[Tensor, Grid]:
+          settings: QuantizeOptions) -> tuple[Tensor, Grid]:
     """Codes [N, K] (float32, whole) and their grid. ``factor``: upper, factorᵀ factor = inverse of the damped Gram matrix,
-    in
-    the order of the columns. Without ``grid`` each group's scale is fitted when the sweep arrives at its first column."""
+    in the order of the columns. Without ``grid`` each group's scale is fitted when the sweep arrives at its first column."""
     rest = weight.T.contiguous()                                # [K, N]: a column is a row of memory
     count = int(groups[-1]) + 1 if grid is None else grid.scale.shape[1]
     fitting = grid is None

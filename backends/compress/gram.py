@@ -9,9 +9,8 @@ TILE = 512              # the upper triangle of tiles is computed, the lower mir
 
 
 class Gram:
-    """``value``: float32 [K, K], symmetric, once `finish` was called. Rows are the mean over tokens, so that its size does
-    not
-    depend on their number."""
+    """``value``: float32 [K, K], symmetric, once `finish` was called. The mean over tokens is taken, so that
+    its size does not depend on their number."""
 
     def __init__(self, columns: int, device: torch.device) -> None:
         self._sum = torch.zeros(columns, columns, device=device)

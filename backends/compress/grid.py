@@ -86,16 +86,21 @@ def fit(weight: Tensor, importance: Tensor, groups: Tensor, bits: int, sym: bool
     return Grid(torch.stack([scale for scale, _ in fitted], 1), torch.stack([zero for _, zero in fitted], 1), bits)
 
 
+def group_width(columns: int, group: int) -> int:
+    """Columns that share a scale; ``group`` -1: all of them."""
+    return group if group > 0 else columns
+
+
 def groups_of(columns: int, group: int, device: torch.device) -> Tensor:
-    """int64 [K]: the group of each column, neighbours together; ``group`` -1: all in one."""
-    return torch.arange(columns, device=device) // (group if group > 0 else columns)
+    """int64 [K]: the group of each column, neighbours together."""
+    return torch.arange(columns, device=device) // group_width(columns, group)
 
 
 def refit_scales(weight: Tensor, gram: Tensor, grid: Grid, codes: Tensor, groups: Tensor, rows: int = 512) -> Grid:
     """The scales that make the squared output error least for these codes: for every row a small linear system.
 
-    weight, codes [N, K]; gram [K, K] = sum of x xᵀ, damped. A scale that would collapse or change its sign stays as it
-    was."""
+    weight, codes [N, K]; gram [K, K] = sum of x xᵀ, damped. A scale that would collapse or change its sign
+    stays as it was."""
     count = grid.scale.shape[1]
     member = torch.nn.functional.one_hot(groups, count).to(weight.dtype)            # [K, G]
     members = [torch.nonzero(groups == group)[:, 0] for group in range(count)]
@@ -118,3 +123,20 @@ def output_error(weight: Tensor, values: Tensor, gram: Tensor) -> Tensor:
     """float32 [N]: each row's squared output error over the calibration tokens."""
     error = values - weight
     return ((error @ gram) * error).sum(1)
+
+
+class Best:
+    """The codes [N, K] and the grid that lose least in the output, row by row, among all that were offered."""
+
+    def __init__(self, weight: Tensor, gram: Tensor, groups: Tensor, codes: Tensor, grid: Grid) -> None:
+        self.codes, self.grid = codes, grid
+        self._loss = lambda codes, grid: output_error(weight, grid.values(codes, groups), gram)
+        self.error = self._loss(codes, grid)            # [N]
+
+    def offer(self, codes: Tensor, grid: Grid) -> None:
+        """``grid`` has the zero points of the one there is; only scales are fitted again."""
+        error = self._loss(codes, grid)
+        better = error < self.error
+        self.error = torch.where(better, error, self.error)
+        self.codes = torch.where(better[:, None], codes, self.codes)
+        self.grid = Grid(torch.where(better[:, None], grid.scale, self.grid.scale), self.grid.zero, self.grid.bits)

@@ -24,8 +24,8 @@ from backends.recipe import QuantizeOptions
 
 @dataclass
 class Layer:
-    """``weights``: path in the layer → codes; ``errors``: relative squared output error; ``notes``: what was not as
-    asked."""
+    """``weights``: path in the layer → codes; ``errors``: relative squared output error; ``notes``: what
+    was not as asked."""
 
     module: nn.Module
     index: int
@@ -50,8 +50,7 @@ class Method(Protocol):
 
 class Gptq:
     def __init__(self, options: QuantizeOptions) -> None:
-        self.settings = gptq.GptqSettings(options.bits, options.group, options.sym, options.act_order, options.static_groups,
-                                          options.mse, options.refine, options.damp)
+        self.settings = options
 
     def stage(self, stream: Stream, layer: Layer, names: Sequence[str], gram: Tensor, memo: Memo) -> None:
         inputs = gptq.Inputs(gram, self.settings)
@@ -69,7 +68,7 @@ class Gptq:
 
 class Awq:
     def __init__(self, options: QuantizeOptions) -> None:
-        self.settings = awq.AwqSettings(options.bits, options.group, options.sym, options.mse, options.refine)
+        self.settings = options
         # in the layer before: it saves trials, and decides nothing
         self._found: dict[tuple[str, ...], folds.Fold | None] = {}
 
@@ -149,8 +148,8 @@ def _packable(layer: Layer, name: str, options: QuantizeOptions) -> bool:
 
 
 def _remember(layer: Layer, names: Sequence[str], memo: Memo) -> None:
-    """Keep outputs of what will not change any more: a whole child of the layer once all its matrices are done, else the
-    matrices themselves."""
+    """Keep outputs of what will not change any more: a whole child of the layer once all its matrices are done,
+    else the matrices themselves."""
     for child_name, child in layer.module.named_children():
         inside = {f"{child_name}.{name}" for name in linears(child)}
         if inside & set(names) and inside <= layer.weights.keys():

@@ -23,8 +23,8 @@ def fits(shape: tuple[int, int], bits: int) -> bool:
 
 
 def words(values: Tensor, bits: int) -> Tensor:
-    """int32 [K * bits / 32, N] of whole numbers [K, N] below 2**bits: one stream of bits down each column, low bits
-    first."""
+    """int32 [K * bits / 32, N] of whole numbers [K, N] below 2**bits: one stream of bits down each column,
+    low bits first."""
     values = values.cpu()
     rows, columns = values.shape
     if rows * bits % 32:
@@ -35,8 +35,7 @@ def words(values: Tensor, bits: int) -> Tensor:
         return torch.from_numpy(whole.numpy().astype(np.uint32).view(np.int32))
     stream = (values.to(torch.uint8).numpy()[:, None, :] >> np.arange(bits, dtype=np.uint8)[None, :, None]) & 1
     packed = np.packbits(stream.reshape(rows * bits, columns), axis=0, bitorder="little")       # [rows * bits / 8, N]
-    return torch.from_numpy(np.ascontiguousarray(packed.reshape(-1, 4, columns).transpose(0, 2, 1)).view("<i4")[...,
-        0].copy())
+    return torch.from_numpy(np.ascontiguousarray(packed.reshape(-1, 4, columns).transpose(0, 2, 1)).view("<i4")[..., 0].copy())
 
 
 def gptq_v1(weight: QWeight) -> dict[str, Tensor]:

@@ -1,5 +1,4 @@
-"""A transformers model whose decoder layers come and go: what is outside them is in memory, a layer only while it is worked
-on.
+"""A transformers model whose decoder layers come and go: what is outside them is in memory, a layer while it is worked on.
 
 Knows how a causal LM is put together and how its tensors come from a `WeightSource`. Knows nothing of rounding.
 """
@@ -160,8 +159,7 @@ def _layers(model: nn.Module) -> tuple[str, nn.ModuleList]:
 # ---------------------------------------------------------------------------------------------- matrices of a layer
 def matrix_of(module: nn.Module) -> Tensor | None:
     """[N, K] of a layer that is a plain product with one matrix; None for every other layer. A view where the module keeps
-    it
-    the other way round."""
+    it the other way round."""
     from transformers.pytorch_utils import Conv1D
     if type(module) is nn.Linear:
         return module.weight

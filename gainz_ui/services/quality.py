@@ -142,13 +142,10 @@ def rank(intervals: Sequence[tuple[float, float]]) -> list[tuple[int, int]]:
 
 # ---------------------------------------------------------------------------------------------- files
 COLUMNS = ("model", "format", "size", "perplexity", "perplexity_se", "reference_perplexity", "reference_perplexity_se",
-           "kl_mean",
-           "kl_low", "kl_high", "kl_median", "kl_p99", "kl_max", "top1", "top1_low", "top1_high", "verdict", "tokens",
-           "windows",
-           "window_tokens", "text", "text_sha256", "model_kernels", "model_dtype", "reference_kernels", "reference_dtype")
+           "kl_mean", "kl_low", "kl_high", "kl_median", "kl_p99", "kl_max", "top1", "top1_low", "top1_high", "verdict",
+           "tokens", "windows", "window_tokens", "text", "text_sha256", "model_kernels", "model_dtype", "reference_kernels", "reference_dtype")
 TASK = ("questions", "accuracy", "accuracy_low", "accuracy_high", "reference_accuracy", "lost", "won", "flips", "flips_low",
-        "flips_high",
-        "difference", "difference_low", "difference_high")
+        "flips_high", "difference", "difference_low", "difference_high")
 PACE = ("speed", "low", "high")
 
 
