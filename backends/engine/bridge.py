@@ -99,6 +99,15 @@ def unfinished(data: bytes | bytearray) -> int:
     return 0
 
 
+def _last_border(text: str) -> int:
+    """Where the last word of a text begins: up to there a tokenizer would cut it the same whatever follows. 0: nowhere."""
+    for place in range(len(text) - 1, 0, -1):
+        before, after = text[place - 1], text[place]
+        if not (before.isalnum() and after.isalnum()) and not (before.isspace() and not after.isspace()) or after > "\u2e80":
+            return place
+    return 0
+
+
 def _tail(text: str) -> str:
     """The end of a text from the beginning of a word on, if there is one within reach."""
     end = text[-TAIL:]
@@ -126,6 +135,7 @@ class _Writing:
     before: str
     out: bytearray = field(default_factory=bytearray)
     made: list[int] = field(default_factory=list)           # the target's tokens of it so far
+    sure: int = 0                                           # of them those of whole words, which nothing that follows can change
     steps: int = 0
 
 
@@ -206,7 +216,7 @@ class RetokenizingDrafter:
         w.feed = [token]
         w.steps += bool(new)                                # repeating what was taken back does not count
         if new:
-            w.made = self._tokens(w)
+            self._cut_again(w)
 
     def _choose(self, row: np.ndarray, must: bytes) -> int | None:
         best = int(row.argmax())
@@ -215,7 +225,7 @@ class RetokenizingDrafter:
         fits = np.array(self.mine.towards(must), np.int64)
         return int(fits[row[fits].argmax()]) if len(fits) else None
 
-    def _tokens(self, w: _Writing) -> list[int]:
+    def _cut_again(self, w: _Writing) -> None:
         """The target's ids of what was written, up to the last whole character; nothing from an id on that is none of text."""
         whole = bytes(w.out[:len(w.out) - unfinished(w.out)])
         try:
@@ -224,17 +234,21 @@ class RetokenizingDrafter:
             text = whole[:error.start].decode()
         ids = self.theirs.encode(w.before, text)
         wrong = (place for place, id in enumerate(ids) if id >= self.theirs.size or id in self.theirs.text.special_ids)
-        return ids[:next(wrong, len(ids))]
+        w.made, w.sure, passed = ids[:next(wrong, len(ids))], 0, 0
+        words = len(text[:_last_border(text)].encode())
+        for id in w.made:
+            passed += len(self.theirs.of(id))
+            w.sure += passed <= words
 
     @staticmethod
     def _enough(w: _Writing, most: int) -> bool:
-        """One token more than asked for: the last may be unfinished."""
-        return len(w.made) > most or w.steps >= 2 * most + 4
+        return w.sure >= most or w.steps >= 2 * most + 4
 
     def _settled(self, w: _Writing, most: int) -> list[int]:
-        """Without the last token if more could have been added to it; a single one is worth the try."""
-        ended = not w.feed
-        return w.made[:most] if ended or len(w.made) > most else (w.made[:-1] or w.made)[:most]
+        """Of an unfinished word nothing, if there is anything else; of nothing but one all but its last token."""
+        if not w.feed:                                      # the draft has ended its text
+            return w.made[:most]
+        return w.made[:min(most, w.sure)] if w.sure else (w.made[:-1] or w.made)[:most]
 
     # --------------------------------------------------------------------------------------- room
     def forget(self, sequence: int) -> None:
