@@ -14,6 +14,7 @@ from torch import Tensor
 
 from backends.base import LayerKV
 from backends.kernels import KVLayer
+from backends.kernels.cpu_memory import HUGE, mapped
 
 PAGE = 16                    # tokens
 TYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "int8": torch.uint8}
@@ -27,8 +28,8 @@ def bytes_per_token(layers: Sequence[LayerKV], kv_type: str) -> int:
 
 
 class PagedKV:
-    """``pages`` pages for every layer. Memory is asked for as zeros that the system provides on first touch: a page that
-    no sequence has written costs none."""
+    """``pages`` pages for every layer. Memory is asked for as zeros that the system provides on first touch: what no sequence
+    has written costs none. Large tensors lie in huge pages where the system gives them, and are touched 2 MiB at a time."""
 
     def __init__(self, layers: Sequence[LayerKV], pages: int, kv_type: str, device: torch.device | str = "cpu") -> None:
         self.kv_type, self.pages = kv_type, pages
@@ -54,6 +55,8 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     size = int(np.prod(shape)) * dtype.itemsize
+    if size >= HUGE:                                          # then the first token of a sequence costs a huge page, not more
+        return mapped(size)[:size].view(dtype).view(shape)
     raw = np.zeros(size + ALIGN, dtype=np.uint8)              # calloc: torch.zeros would write every byte
     start = -raw.ctypes.data % ALIGN
     return torch.from_numpy(raw[start:start + size]).view(dtype).view(shape)

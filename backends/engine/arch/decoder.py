@@ -19,6 +19,7 @@ from backends.engine.weights import WeightSource
 from backends.kernels import Act, AttentionSpec, Batch, KVLayer, Linear, Ops, QWeight
 
 Weight = tuple[QWeight | Tensor, Tensor | None]
+TABLE = 1 << 14                 # positions whose rotation is kept; beyond, it is computed anew
 
 
 @dataclass
@@ -46,6 +47,7 @@ class FusedDecoder:
         made = [rope.frequencies() for rope in plan.ropes]
         self._frequencies = torch.stack([frequency for frequency, _ in made]).to(ops.device)
         self._factors = torch.tensor([factor for _, factor in made], device=ops.device)
+        self._angles = tables(torch.arange(0, device=ops.device), self._frequencies, self._factors)
         read = _Reader(plan, source, ops)
         self._table = ops.pack_table(read.matrix("model.embed_tokens", plan.vocab, plan.hidden, bias=False)[0])
         self._blocks = []
@@ -62,7 +64,14 @@ class FusedDecoder:
         progress(Progress("read", plan.layers, plan.layers))
 
     def rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        return tables(positions, self._frequencies, self._factors)
+        """On the CPU from tables that grow with the longest sequence so far: cosines cost more than reading them."""
+        if positions.device.type != "cpu" or (longest := int(positions.max()) + 1) > TABLE:
+            return tables(positions, self._frequencies, self._factors)
+        if longest > self._angles[0].shape[1]:
+            size = min(TABLE, 1 << max(9, longest.bit_length()))
+            self._angles = tables(torch.arange(size), self._frequencies, self._factors)
+        cos, sin = self._angles
+        return cos.index_select(1, positions), sin.index_select(1, positions)
 
     def forward(self, batch: Batch, kv: Sequence[KVLayer]) -> Tensor:
         return self._pass(batch, kv) if self._replay is None else self._replay.run(self._pass, batch, kv)
