@@ -13,7 +13,7 @@ TINTED = "() => Array.from(CSS.highlights.get('gz-drafted') || []).map(range => 
 
 def choose(page, field: str, option: str) -> None:
     page.locator(f"{field} input").click()
-    page.get_by_role("option", name=option).click()
+    page.get_by_role("option", name=option, exact=True).click()
 
 
 def test_a_draft_is_chosen_and_its_tokens_are_tinted(stage, visit):
