@@ -72,7 +72,7 @@ def test_a_draft_changes_no_token_of_tiny_models(name, options):
     ids = model.tokenize(TEXT)
     prompts = [tuple(ids[start:start + size]) for start, size in ((0, 60), (20, 5))]
     specs = [DraftSpec("lookup", 4), DraftSpec("lookup+draft"), DraftSpec(name, 3)]
-    assert model.info.lossless and compare(model, draft, prompts, 20, specs) > 10
+    assert model.info.lossless and compare(model, draft, prompts, 16, specs) > 0
     drain_and_close(model, draft)
 
 
