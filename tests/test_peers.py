@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
 import json
 import math
 import sys
@@ -15,6 +17,7 @@ import pytest
 from backends import gguf_file
 from benchmarks import synthetic
 from benchmarks.peers import envs, files, link, plan, plot, report, session
+from benchmarks.peers.__main__ import publish
 
 WORKER = '''
 import os, sys
@@ -99,6 +102,21 @@ def test_a_session(workers, monkeypatch, tmp_path):
     stored = json.loads(json.dumps(report.as_json([found], rows, bench.versions, 1)))
     assert stored["versions"]["fast"] == {"echo": "1"} and stored["workloads"]["w"]["same_ids"] == {"fast m": 3, "slow m": 3}
     assert plot.svg(rows).count("<circle") == 2
+
+
+def test_a_later_piece_is_added_to_the_file(workers, tmp_path, capsys):
+    """What is measured again replaces its like; the rest stays, with the versions of its peers."""
+    known = {name: dataclasses.replace(WORK, name=name, arms=ARMS[:2], comparisons=WORK.comparisons[2:]) for name in ("a", "b")}
+    given = argparse.Namespace(json=tmp_path / "r.json", merge=True, plot=tmp_path / "r.svg", threads=1)
+    bench = session.Bench(tmp_path, {}, {}, threads=1)
+    for speed, names in ((4.0, "ab"), (2.0, "b")):
+        bench.versions = {f"peer of {names}": {}}
+        publish([session.Figures(known[name], values={"slow m": [speed] * 6, "fast m": [1.0] * 6}) for name in names],
+                known, bench, given)
+    stored = json.loads(given.json.read_text())
+    assert [line["ratio"]["value"] for line in stored["lines"]] == [pytest.approx(4), pytest.approx(2)]
+    assert set(stored["versions"]) == {"peer of ab", "peer of b"} and given.plot.read_text().count("<circle") == 2
+    assert capsys.readouterr().out.count("some work") == 4
 
 
 def test_prompts_are_shared_in_a_round_and_fresh_in_the_next():

@@ -14,6 +14,7 @@ import argparse
 import json
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.peers import envs, plan, plot, report
@@ -44,30 +45,41 @@ def main() -> int:
     for peer in given.without:
         bench.leave_out(peer, "left out with --without")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))   # so that no stopped worker is left behind
+    figures: list[Figures] = []
     try:
-        figures = measured(bench, [known[name] for name in given.only], given.pairs, given.wait)
-    finally:
+        for found in measured(bench, [known[name] for name in given.only], given.pairs, given.wait):
+            figures.append(found)
+    finally:                                                  # cut short, too: whole workloads are kept
         bench.close()
-    earlier = kept(given.json, given.only, known) if given.merge and given.json else []
-    figures = sorted([*figures, *earlier], key=lambda found: list(known).index(found.workload.name))
-    rows = report.lines(figures, bench.files)
-    print(report.table(rows))
-    if given.json:
-        given.json.write_text(json.dumps(report.as_json(figures, rows, bench.versions, given.threads), indent=1))
-    if given.plot:
-        given.plot.write_text(plot.svg(rows))
+        publish(figures, known, bench, given)
     return 0
 
 
-def measured(bench: Bench, works: list[plan.Workload], pairs: int, wait: bool) -> list[Figures]:
+def measured(bench: Bench, works: list[plan.Workload], pairs: int, wait: bool) -> Iterator[Figures]:
+    """Each workload when it is done; with ``wait`` all of them are loaded before the first begins."""
     if not wait:
-        return [bench.measure(work, pairs) for work in works]
+        for work in works:
+            yield bench.measure(work, pairs)
+        return
     figures = [bench.prepare(work) for work in works]
     print("Everything is loaded. A line on stdin starts the rounds.", file=sys.stderr, flush=True)
     sys.stdin.readline()
     for found in figures:
         bench.rounds(found, pairs)
-    return figures
+        yield found
+
+
+def publish(figures: list[Figures], known: dict[str, plan.Workload], bench: Bench, given: argparse.Namespace) -> None:
+    """The table, and the files that were asked for."""
+    there = given.merge and given.json and given.json.exists()
+    stored = json.loads(given.json.read_text()) if there else {"workloads": {}, "versions": {}}
+    figures = sorted([*figures, *kept(stored, figures, known)], key=lambda found: list(known).index(found.workload.name))
+    rows = report.lines(figures, bench.files)
+    print(report.table(rows))
+    if given.json:
+        given.json.write_text(json.dumps(report.as_json(figures, rows, stored["versions"] | bench.versions, given.threads), indent=1))
+    if given.plot:
+        given.plot.write_text(plot.svg(rows))
 
 
 def pair(text: str) -> tuple[str, Path]:
@@ -77,13 +89,11 @@ def pair(text: str) -> tuple[str, Path]:
     return key, Path(value)
 
 
-def kept(file: Path, measured: list[str], known: dict[str, plan.Workload]) -> list[Figures]:
+def kept(stored: dict, figures: list[Figures], known: dict[str, plan.Workload]) -> list[Figures]:
     """The workloads of an earlier session that were not measured again."""
-    if not file.exists():
-        return []
-    stored = json.loads(file.read_text())["workloads"]
+    measured = {found.workload.name for found in figures}
     return [Figures(known[name], values=one["figures"], disturbed=one["disturbed"], loads=one["loads"], skipped=one["skipped"])
-            for name, one in stored.items() if name in known and name not in measured]
+            for name, one in stored["workloads"].items() if name in known and name not in measured]
 
 
 if __name__ == "__main__":

@@ -100,11 +100,10 @@ def prefill(name: str, length: int) -> Workload:
     else:
         ours, opponents = [BIG16], [("transformers", BIG16)]
     arms = [Arm("gainz", model, **work) for model in ours] + [Arm(peer, model, **work) for peer, model in opponents]
-    keys = tuple(f"{peer} {model}" for peer, model in opponents)
-    four = tuple(key for key in keys if BF16 not in key)
-    compared = [Comparison(f"gainz {model}", keys, 1.1, f"{model} / the best peer") for model in ours]
-    if name == "starter":
-        compared.insert(1, Comparison(f"gainz {Q41}", four, 1.1, f"{Q41} / the best 4-bit peer"))
+    keys = [f"{peer} {model}" for peer, model in opponents]
+    floats = [key for key in keys if key.endswith("bf16")]                # a float model is held against float peers
+    compared = [Comparison(f"gainz {model}", tuple(floats if model.endswith("bf16") else keys), 1.1, f"{model} / the best peer")
+                for model in ours]
     return Workload(f"prefill-{name}-{length}", f"prefill, {length:,} tokens, {name}", tuple(arms), tuple(compared))
 
 
