@@ -74,6 +74,7 @@ class Batch:
         self.cancel, self._go, self._lock = Cancel(), threading.Event(), threading.Lock()
         self._go.set()
         self._running, self._tokens, self._began = 0, 0, time.monotonic()
+        self._ended: float | None = None
         self._error: GainzError | None = None
         self._over = threading.Event()
         self.cancel.on_set(self._go.set)
@@ -102,6 +103,7 @@ class Batch:
         for hand in self._hands:
             hand.join()
         self.results.close()
+        self._ended = time.monotonic()
         self._over.set()
 
     def _work(self) -> None:
@@ -169,7 +171,7 @@ class Batch:
     # ------------------------------------------------------------------------------------------ how far
     def standing(self) -> Standing:
         rows, total, over = dict(self.results.rows), len(self.plan.tasks), self._over.is_set()
-        fresh, seconds = len(rows) - self.resumed, max(time.monotonic() - self._began, 1e-6)
+        fresh, seconds = len(rows) - self.resumed, max((self._ended or time.monotonic()) - self._began, 1e-6)
         rate = fresh / seconds if fresh else None
         return Standing(len(rows), sum(status != "ok" for status in rows.values()), total, self._running, rate,
                         self._tokens / seconds if fresh else None, (total - len(rows)) / rate if rate and not over else None,
