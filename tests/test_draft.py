@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from backends.base import Cancel, Cancelled, DraftParent, InvalidRequest, Message, ModelDir, NotSupported, Sampling, Step
 from backends.compress import corpus, prune
@@ -239,6 +239,22 @@ def test_options_out_of_range_are_refused_by_name():
     for field, value in (("layers", 0), ("minutes", -1.0), ("bits", 5), ("choose", "best"), ("window", 8)):
         with pytest.raises(InvalidRequest, match=field):
             DraftOptions(**{field: value})
+
+
+def test_a_family_without_a_fused_decoder_gets_a_whole_model(tmp_path):
+    torch.manual_seed(1)
+    shape = dict(vocab_size=512, n_embd=32, n_layer=3, n_head=4, n_positions=64, bos_token_id=0, eos_token_id=1)
+    write(tmp_path / "parent", GPT2LMHeadModel(GPT2Config(**shape)).float())
+    options = DraftOptions(**QUICK | dict(layers=1, steps=3, tokens=300))
+    manifest = command.make(Store(tmp_path), "parent", "draft", options, None, False, silent, Cancel())
+    assert manifest["bits"] == 16.0 and any("whole model" in note for note in manifest["notes"])
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "draft")
+    assert len(theirs.transformer.h) == 1 and examine(Registry.scan(), "draft", tmp_path / "draft").backend == "fp16"
+
+
+def test_a_window_longer_than_the_model_was_trained_for_is_refused(models):
+    with pytest.raises(InvalidRequest, match="trained for 256"):
+        command.make(Store(models), "parent", "long", DraftOptions(**QUICK | dict(window=512)), None, False, silent, Cancel())
 
 
 # ---------------------------------------------------------------------------------------------- its folder

@@ -50,7 +50,8 @@ class _Running:
 
 
 def continued(decoder: Decoder, prompts: Iterable[Prompt], streams: int, seed: int, cancel: Cancel) -> Iterator[tuple[Prompt, list[int]]]:
-    """(prompt, new tokens) of each, in the order in which they end. ``streams`` run at once."""
+    """(prompt, new tokens) of each, in the order in which they end; what fills the context ends there. ``streams`` run at
+    once; prompts are shorter than the context."""
     waiting, running = iter(prompts), []
     try:
         while True:
@@ -60,7 +61,7 @@ def continued(decoder: Decoder, prompts: Iterable[Prompt], streams: int, seed: i
                 return
             cancel.raise_if_set("The job")
             _step(decoder, running, seed)
-            for one in [one for one in running if _over(one)]:
+            for one in [one for one in running if _over(one, decoder.context)]:
                 running.remove(one)
                 decoder.release(one.slot)
                 yield one.prompt, one.tokens[len(one.prompt.tokens):]
@@ -79,9 +80,9 @@ def _step(decoder: Decoder, running: Sequence[_Running], seed: int) -> None:
         one.tokens.append(token)
 
 
-def _over(one: _Running) -> bool:
+def _over(one: _Running, context: int) -> bool:
     said = one.tokens[len(one.prompt.tokens):]
-    return len(said) >= one.prompt.most or one.prompt.end(said) or looping(said)
+    return len(said) >= one.prompt.most or len(one.tokens) >= context or one.prompt.end(said) or looping(said)
 
 
 def looping(said: Sequence[int]) -> bool:
@@ -104,14 +105,15 @@ class Conversations:
 
     def passages(self, decoder: Decoder, numbers: Iterable[int], streams: int, seed: int, cancel: Cancel) -> Iterator[Passage]:
         """One passage for every number whose question came out as one."""
-        asked = (Prompt(2 * number, self.opening, QUESTION, ASK, self._asked) for number in numbers)
-        questions = dict(_numbered(continued(decoder, asked, streams, seed, cancel)))
+        openings = (Prompt(2 * number, self.opening, QUESTION, ASK, self._asked) for number in numbers)
+        questions = dict(_numbered(continued(decoder, openings, streams, seed, cancel)))
         prompts = []
         for number, said in sorted(questions.items()):
             words = self._words(said)
-            if words:
+            asked = tuple(self.text.chat([Message("user", words)])) if words else ()
+            if 0 < len(asked) < decoder.context:
                 sampling = Sampling(temperature=TEMPERATURES[number // 2 % len(TEMPERATURES)])
-                prompts.append(Prompt(number + 1, tuple(self.text.chat([Message("user", words)])), ANSWER, sampling, self._ended))
+                prompts.append(Prompt(number + 1, asked, ANSWER, sampling, self._ended))
         for prompt, said in sorted(continued(decoder, prompts, streams, seed, cancel), key=lambda item: item[0].number):
             yield Passage((*prompt.tokens, *said), len(prompt.tokens))
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from backends.base import Cancel, LocalOptions, ModelDir, NotSupported, Progress, ProgressFn
+from backends.base import Cancel, InvalidRequest, LocalOptions, ModelDir, NotSupported, Progress, ProgressFn
 from backends.compress import calibrate, draft_files, prune
 from backends.compress.corpus import ANSWER, QUESTION, Continuations, Conversations, Passage, windows
 from backends.compress.distill import Judge, Point, Schedule, Training
@@ -31,12 +31,14 @@ from backends.compress.stream import Stream
 from backends.compress.student import Borrowed, Student
 from backends.compress.writer import Parts
 from backends.draft_recipe import DraftOptions
-from backends.engine.assemble import assemble
+from backends.engine.assemble import assemble, trained_context
+from backends.engine.room import UNKNOWN_CONTEXT
 
 FORMAT = 1                              # of the parts: another number, and old parts are not gone on with
 SAY, LISTEN, TRAIN = 0.25, 0.1, 0.6     # shares of the minutes; the rest is for choosing, rounding, measuring
 JUDGED = (4, 128)                       # windows and their tokens by which layers are chosen
 TEXT_SHARE = {True: 0.1, False: 0.3}    # of what a draft learns from: plain text, for models with and without a chat template
+LENGTH = ("minutes", "steps")           # options that decide only where it ends
 HELD = (2, 16)                          # windows held out: at least, at most
 
 
@@ -68,6 +70,10 @@ class _Job:
         words, self.text_name = calibrate.read_text(text)
         self.text_digest = hashlib.sha256(words.encode()).hexdigest()
         self.ids = origin.text.encode(words)
+        self.trained = trained_context(origin.source.config) or UNKNOWN_CONTEXT
+        if options.trained and options.window > self.trained:
+            raise InvalidRequest(f"This model was trained for {self.trained} tokens: a window cannot be longer.", field="window",
+                                 window=options.window)
         self.began, self.cpu = time.monotonic(), time.process_time()
         clear(folder)
         self.parts = Parts(folder, self._key())
@@ -81,7 +87,8 @@ class _Job:
         skeleton = Skeleton(self.origin.source, self.device)
         skeleton.fill()
         self.prefix = skeleton.prefix
-        chosen = calibrate.calibration(self.origin.text.decode(self.ids), self.text_name, lambda _: self.ids, *JUDGED)
+        chosen = calibrate.calibration(self.origin.text.decode(self.ids), self.text_name, lambda _: self.ids, JUDGED[0],
+                                       min(JUDGED[1], self.trained))
         stream = Stream(skeleton, chosen.windows, self.precision, self.cancel)
         stream.begin()
         choice = prune.choose(stream, self.options.layers, self.options.choose, self.progress)
@@ -106,7 +113,6 @@ class _Job:
         schedule = Schedule(options.steps, 60 * TRAIN * options.minutes, options.batch, options.rate, options.seed)
         training = Training(student, lessons, held, head_ids, schedule, self.parts, self.progress, self.cancel)
         curve = training.run()
-        self.parts.save("outcome", {name: value.half() for name, value in student.values().items()}, {})
         whole = draft_files.must_be_whole(student.skeleton.source.config)
         facts = self._round(student, lessons, held, head_ids, whole)
         return self._finish(choice, versions, {
@@ -171,7 +177,7 @@ class _Job:
     def _teacher(self) -> Any:
         """The model itself on the fast engine, from a source of its own: loading ends with closing it."""
         origin = open_origin(self.origin.model)
-        context = max(self.options.window, 64 + 2 * QUESTION + ANSWER)
+        context = min(max(self.options.window, 64 + 2 * QUESTION + ANSWER), self.trained)
         options = LocalOptions(context=context, streams=self.options.streams, threads=self.options.threads,
                                device=self.options.device)
         found = assemble(origin.model, "teacher", origin.label, origin.source, origin.text, options, lambda _: None, self.cancel)
@@ -239,6 +245,8 @@ class _Job:
         return manifest
 
     def _key(self) -> str:
-        facts = {"format": FORMAT, "weights": self.origin.digest(), "options": self.options.public(), "text": self.text_digest,
+        """What the parts depend on. How long to train is not among it: a stopped job may go on with more minutes."""
+        chosen = {key: value for key, value in self.options.public().items() if key not in LENGTH}
+        facts = {"format": FORMAT, "weights": self.origin.digest(), "options": chosen, "text": self.text_digest,
                  "precision": self.precision, "torch": torch.__version__}
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

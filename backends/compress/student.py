@@ -31,10 +31,11 @@ class Student:
         for index in range(len(self.skeleton.layers)):
             self.skeleton.load(index)
         self.model = self.skeleton.model
-        inside = self.skeleton.prefix + "."
+        inside, head = self.skeleton.prefix + ".", self.skeleton.head
+        outside = self.skeleton.path(head) + "." if head is not None else "\0"
         self.trained: dict[str, nn.Parameter] = {
             name: parameter for name, parameter in self.model.named_parameters()
-            if name.startswith(inside) or parameter.ndim == 1 and not name.startswith(self.skeleton.path(self.skeleton.head) + ".")}
+            if name.startswith(inside) or parameter.ndim == 1 and not name.startswith(outside)}
         for parameter in self.trained.values():
             parameter.requires_grad_(True)
         self.cap = getattr(self.skeleton.config.get_text_config(decoder=True), "final_logit_softcapping", None)
