@@ -58,7 +58,7 @@ ROOMS = (
         never=HEAVY + DEEP + BACKEND_MODULES),
     Room("api", ("gainz_ui/api/*.py",),
          never=HEAVY + DEEP + BACKEND_MODULES + ("gradio", "gainz_ui.tabs", "gainz_ui.shell")),
-    Room("services", ("gainz_ui/services/*.py",),
+    Room("services", ("gainz_ui/services/*.py", "gainz_ui/services/bench/*.py"),
          never=HEAVY + WEB + DEEP + BACKEND_MODULES + ("gainz_ui.tabs", "gainz_ui.shell", "gainz_ui.api", "gainz_ui.forms")),
     Room("front", ("app.py", "gainz_ui/*.py"), late=HEAVY + DEEP),
     Room("command line", ("app.py", "gainz_ui/cli.py", "gainz_ui/settings.py", "gainz_ui/commands/*.py"),
