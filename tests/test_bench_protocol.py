@@ -214,5 +214,7 @@ def test_one_changed_key_is_one_difference():
     assert differences(a, b) == {"kv_type": ("float16", "int8")} and digest(a) != digest(b) and digest(a) == digest(dict(a))
     other = resolved(Config("n"), ModelInfo("n", "gptq", "GPTQ", bits=4.0, kv_type="float16", options=(("prefix_cache", True),)))
     assert set(differences(a, other)) == {"model"}
+    faster = {**other, "kernels": "other", "threads": 4}
+    assert set(differences(a, faster)) == {"model"} and set(differences(a, faster, ["threads"])) == {"model", "threads"}
     drafted = resolved(Config("m", {}, Config.parse("m,draft=lookup:4").draft), info)
     assert set(differences(a, drafted)) == {"draft"}

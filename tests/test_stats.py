@@ -72,7 +72,7 @@ def test_three_looks_err_no_more_often_than_promised():
     rules = [(count, stats._reach(count, level), np.triu_indices(count)) for count, level in zip(LOOKS, LOOK_LEVELS)]
     for _ in range(runs):
         units = 0.05 * rng.standard_normal(LOOKS[-1])
-        for count, reach, (left, right) in rules:
+        for _, reach, (left, right) in rules:
             walsh = np.sort((units[left] + units[right]) / 2)
             if walsh[reach - 1] > 0 or walsh[-reach] < 0:
                 wrong += 1

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,12 +65,14 @@ def digest(values: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
 
-def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+def differences(a: Mapping[str, Any], b: Mapping[str, Any], asked: Collection[str] = ()) -> dict[str, tuple[Any, Any]]:
     """Settings that are not the same, with both values. Where the model is another one, what follows from that is not counted
-    again; neither is the length of a draft where only one side has a draft."""
+    again (its format, and what was chosen for it without being ``asked`` for); neither is the length of a draft where only one
+    side has a draft."""
     found = {key: (a.get(key), b.get(key)) for key in sorted({*a, *b}) if a.get(key) != b.get(key)}
     if "model" in found:
-        found = {key: pair for key, pair in found.items() if key not in OF_MODEL}
+        counted = {"model", DRAFT, "draft_length", *asked} - {*OF_MODEL}
+        found = {key: pair for key, pair in found.items() if key in counted}
     if None in found.get(DRAFT, ()):
         found.pop("draft_length", None)
     return found

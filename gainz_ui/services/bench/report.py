@@ -36,7 +36,7 @@ def report(design: Design, configs: Sequence[Config], infos: Sequence[ModelInfo]
            gainz: str) -> dict[str, Any]:
     """Ratios are B to A: of speeds above 1 where B is faster, of times (ttft, end_to_end) below 1."""
     sides = [resolved(config, info) for config, info in zip(configs, infos)]
-    differs = differences(*sides)
+    differs = differences(*sides, {key for config in configs for key in config.options})
     verdict, main = outcome.verdict(), outcome.estimate()
     said = {
         "schema": SCHEMA, "made": datetime.now(UTC).isoformat(timespec="seconds"),
