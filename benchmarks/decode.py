@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
 import time
 from dataclasses import replace
@@ -25,6 +24,7 @@ from backends.base import Cancel, Request, Sampling, Step
 from backends.engine.loop import Engine
 from backends.kernels.cpu_memory import mapped
 from backends.registry import load_model
+from gainz_ui.services.doctor import cpu_name
 
 SAMPLED = Sampling(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05)
 
@@ -73,10 +73,7 @@ def numbers(text: str) -> list[int]:
 
 
 def machine() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")] or [platform.machine()]
-    return f"{names[0]}, {torch.get_num_threads()} threads"
+    return f"{cpu_name()}, {torch.get_num_threads()} threads"
 
 
 def fill(decoder, slot, tokens: int) -> None:

@@ -31,6 +31,14 @@ class FakeStudio:
         self.registry = SimpleNamespace(backends=())
         self.present = {"tiny": INFO}
 
+    def renew(self) -> FakeStudio:
+        """Itself, with all that tests change as it was at first."""
+        fresh = FakeStudio()
+        for name in ("pace", "prefill", "steps", "fail", "break_after", "status", "reason", "words", "present"):
+            setattr(self, name, getattr(fresh, name))
+        self.requests.clear()
+        return self
+
     def model(self, name=None):
         if name is None and not self.present:
             raise ModelNotLoaded("No model is loaded.", field="model")

@@ -72,12 +72,7 @@ def site():
 
 @pytest.fixture
 def studio(site):
-    studio = site[0]
-    fresh = FakeStudio()
-    for name in ("pace", "prefill", "fail", "break_after", "status", "reason", "present"):
-        setattr(studio, name, getattr(fresh, name))
-    studio.requests.clear()
-    return studio
+    return site[0].renew()
 
 
 @pytest.fixture

@@ -39,11 +39,7 @@ def site():
 
 @pytest.fixture
 def studio(site):
-    studio, fresh = site[0], FakeStudio()
-    for name in ("pace", "prefill", "fail", "break_after", "present", "words", "steps"):
-        setattr(studio, name, getattr(fresh, name))
-    studio.requests.clear()
-    return studio
+    return site[0].renew()
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import platform
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import psutil
 
@@ -15,6 +14,7 @@ from benchmarks.peers.files import Files
 from benchmarks.peers.plan import Comparison
 from benchmarks.peers.session import Figures, shown
 from gainz_ui.services import stats
+from gainz_ui.services.doctor import cpu_field, cpu_flags, cpu_name
 
 
 @dataclass(frozen=True)
@@ -121,13 +121,9 @@ def same_ids(found: Figures) -> dict[str, int]:
 
 
 def machine(threads: int) -> dict:
-    info = Path("/proc/cpuinfo")
-    text = info.read_text() if info.exists() else ""
-    fields = dict(part.split(":", 1) for part in text.splitlines() if ":" in part)
-    fields = {key.strip(): value.strip() for key, value in fields.items()}
     wanted = ("avx2", "avx_vnni", "avx512_vnni", "avx512_bf16", "amx_int8", "asimddp", "i8mm")
-    flags = (fields.get("flags") or fields.get("Features", "")).split()
-    return {"processor": fields.get("model name", platform.processor() or platform.machine()), "cores": psutil.cpu_count(),
+    flags = cpu_flags()
+    return {"processor": cpu_name(), "cores": psutil.cpu_count(),
             "threads": threads, "memory_gb": round(psutil.virtual_memory().total / 1e9, 1), "system": platform.platform(),
             "python": platform.python_version(), "instructions": [flag for flag in wanted if flag in flags],
-            "caches": fields.get("cache size", "")}
+            "caches": cpu_field("cache size")}

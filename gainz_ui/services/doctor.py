@@ -72,7 +72,7 @@ def _system() -> Iterator[Check]:
     yield Check("system", "Python", "ok" if good else "fail", f"{version} ({sys.executable})",
                 "" if good else "Gainz needs Python 3.11 or newer.")
     yield Check("system", "System", "info", f"{platform.system()} {platform.release()} {platform.machine()}")
-    yield Check("system", "Processor", "info", f"{_cpu_name()}: {psutil.cpu_count(logical=False) or '?'} cores, "
+    yield Check("system", "Processor", "info", f"{cpu_name()}: {psutil.cpu_count(logical=False) or '?'} cores, "
                                                f"{psutil.cpu_count() or '?'} threads, {_allowed()} usable here")
     found = [name for name in FEATURES if name in cpu_flags()]
     yield Check("system", "Processor features", "info", ", ".join(found) or "not told by this system")
@@ -95,8 +95,14 @@ def _field(text: str, *names: str) -> str:
     return ""
 
 
-def _cpu_name() -> str:
-    return _field(_cpuinfo(), "model name", "Model", "Hardware") or platform.processor() or platform.machine()
+def cpu_field(*names: str) -> str:
+    """The first line of /proc/cpuinfo under one of these names; empty where there is none."""
+    return _field(_cpuinfo(), *names)
+
+
+def cpu_name() -> str:
+    """As the system calls the processor."""
+    return cpu_field("model name", "Model", "Hardware") or platform.processor() or platform.machine()
 
 
 def cpu_flags() -> frozenset[str]:
@@ -110,7 +116,7 @@ def cpu_flags() -> frozenset[str]:
 
 
 def _packages() -> Iterator[Check]:
-    found = _version("torch")
+    found = package_version("torch")
     remedy = "Install it: python -m pip install -r requirements.txt"
     if found is None:
         yield Check("packages", "torch", "fail", "not installed", remedy)
@@ -118,11 +124,12 @@ def _packages() -> Iterator[Check]:
         same = found.split("+")[0] == TORCH
         yield Check("packages", "torch", "ok" if same else "warn", found, "" if same else f"Gainz is tested with {TORCH}. {remedy}")
     for name in PACKAGES:
-        version = _version(name)
+        version = package_version(name)
         yield Check("packages", name, "ok" if version else "fail", version or "not installed", "" if version else remedy)
 
 
-def _version(name: str) -> str | None:
+def package_version(name: str) -> str | None:
+    """None: not installed."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

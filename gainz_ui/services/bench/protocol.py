@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 from backends.base import Cancel, DraftSpec, Event, GainzError, Message, ModelInfo, Progress, ProgressFn, Request, Sampling
 from backends.errors import NotMeasurable
@@ -256,10 +256,3 @@ class _Nonces:
 def _steady(speeds: Sequence[float]) -> bool:
     last = speeds[-3:]
     return len(last) == 3 and min(last) > 0 and (max(last) - min(last)) / median(last) <= STEADY
-
-
-def plain(outcome: Outcome) -> dict[str, Any]:
-    """The raw pairs in JSON's values."""
-    from dataclasses import asdict
-    return {"pairs": [asdict(pair) for pair in outcome.pairs], "repeated": outcome.repeated, "warmups": outcome.warmups,
-            "cancelled": outcome.cancelled}

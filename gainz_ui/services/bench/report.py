@@ -9,7 +9,6 @@ import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from statistics import fmean, median
 from typing import Any
 
@@ -17,8 +16,9 @@ import psutil
 
 from backends.base import ModelInfo
 from gainz_ui.services.bench.configs import Config, differences, digest, resolved
-from gainz_ui.services.bench.protocol import ARMS, Design, Outcome, Pair, Run
+from gainz_ui.services.bench.protocol import ARMS, Design, Outcome, Run
 from gainz_ui.services.bench.roofline import roofline
+from gainz_ui.services.doctor import cpu_name, package_version
 from gainz_ui.services.stats import ALIKE, FASTER, SLOWER, UNKNOWN, Estimate
 
 SCHEMA = "gainz-bench/1"
@@ -88,13 +88,9 @@ def sentence(said: Mapping[str, Any]) -> str:
 
 
 def environment(bandwidth: float, gainz: str) -> dict[str, Any]:
-    return {"gainz": gainz, **{name: _version(name) for name in PACKAGES}, "python": platform.python_version(),
-            "system": platform.platform(terse=True), "machine": platform.machine(), "processor": _processor(),
+    return {"gainz": gainz, **{name: package_version(name) for name in PACKAGES}, "python": platform.python_version(),
+            "system": platform.platform(terse=True), "machine": platform.machine(), "processor": cpu_name(),
             "cores": psutil.cpu_count(logical=False), "threads": psutil.cpu_count(), "bandwidth": bandwidth}
-
-
-def log_ratios(pairs: Sequence[Pair]) -> list[float | None]:
-    return [pair.log_ratio(MEASURES["decode"]) for pair in pairs]
 
 
 # ---------------------------------------------------------------------------------------------- small things
@@ -113,18 +109,3 @@ def _median(values: Any) -> float | None:
 def _at(ordered: Sequence[float], share: float) -> float | None:
     """The nearest rank."""
     return ordered[min(int(share * len(ordered)), len(ordered) - 1)] if ordered else None
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
-
-
-def _processor() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            return next((line.partition(":")[2].strip() for line in file if line.startswith("model name")), platform.processor())
-    except OSError:
-        return platform.processor()

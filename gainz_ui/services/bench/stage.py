@@ -16,11 +16,12 @@ from typing import Any
 from backends.base import (
     Cancel, Event, InvalidRequest, Message, Model, ModelInfo, ModelNotLoaded, ProgressFn, Request, make_options)
 from backends.estimate import free_memory, resolve
+from backends.speculative import parts
 from gainz_ui.services.bench.configs import Config
+from gainz_ui.services.compare import SPARE, load_options
 from gainz_ui.services.reload import values
 
-SPARE = 0.95                    # of the free memory that loads may fill
-CONTEXT = 8192
+CONTEXT = 8192                  # tokens that a side is loaded with where nothing else is asked for: the longest workload
 BLOCK = 4                       # pairs of a block, where the sides take turns in memory
 
 
@@ -60,8 +61,8 @@ class Stage:
         return sum(wanted.values()) <= SPARE * free_memory(resolve(places[0].options)[0]) or len(wanted) == 1
 
     def _have_draft(self, config: Config) -> None:
-        name = config.draft.name.removeprefix("lookup+") if config.draft else "lookup"
-        if name == "lookup" or name in self.studio.loaded():
+        name = parts(config.draft.name)[1] if config.draft else None
+        if name is None or name in self.studio.loaded():
             return
         self.studio.load(name, {}, self.progress, self.cancel)
         self._stack.callback(self.studio.unload, name)
@@ -78,7 +79,7 @@ class _Place:
             raise InvalidRequest(f"{config.model} cannot be loaded: {self.entry.reason}.", field="model")
         self.backend = studio.registry.get(self.entry.backend)
         present = studio.loaded().get(config.model)
-        usual = dict(present.options) if present is not None else _usual(studio, self.entry)
+        usual = dict(present.options) if present is not None else load_options(studio, self.entry.name, CONTEXT) if self.entry.local else {}
         self.options = make_options(self.backend.options, usual | dict(config.options))
         self.loaded = present is not None and dict(present.options) == values(self.options)
 
@@ -108,14 +109,6 @@ class _Place:
         model = studio.host.load(self.alias, self.entry.path, self.backend.name, self.options, stage.progress, stage.cancel,
                                  self.entry.revision)
         return model, lambda: studio.host.unload(self.alias)
-
-
-def _usual(studio: Any, entry: Any) -> dict[str, Any]:
-    """What a side is loaded with where nothing else is asked for: one stream, and the context that the workloads need."""
-    if not entry.local:
-        return {}
-    trained = studio.details(entry.name).trained_context
-    return {"context": min(CONTEXT, trained) if trained else CONTEXT, "streams": 1}
 
 
 class _Turns:
