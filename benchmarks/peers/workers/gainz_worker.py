@@ -4,7 +4,7 @@ import sys
 import threading
 from pathlib import Path
 
-from wire import Wire, now, spans
+from wire import Wire, first_token, now, spans
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
@@ -69,14 +69,7 @@ class Gainz:
                 "all": sum(map(len, arrived)), "seconds": max(times[-1] for times in arrived) - start}
 
     def first(self, model, threads, prompt):
-        """Load, one token, unload: what somebody waits for in a process that is warm."""
-        start = now()
-        self.load("first", model, threads)
-        loaded = now()
-        found = self.run("first", prompt, 1)
-        took = now() - start
-        self.unload("first")
-        return {"seconds": took, "load": loaded - start, "ids": found["ids"]}
+        return first_token(self, prompt, model, threads)
 
     def unload(self, name):
         model = self.models.pop(name)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import llama_cpp as C
 import numpy as np
-from wire import Wire, now, spans
+from wire import Wire, first_token, now, spans
 
 
 @dataclass
@@ -115,13 +115,7 @@ class Llama:
                 "seconds": end - start}
 
     def first(self, model, threads, prompt):
-        start = now()
-        self.load("first", model, threads, flash=(-1,))
-        loaded = now()
-        found = self.run("first", prompt, 1)
-        took = now() - start
-        self.unload("first")
-        return {"seconds": took, "load": loaded - start, "ids": found["ids"]}
+        return first_token(self, prompt, model, threads, flash=(-1,))
 
     def unload(self, name):
         model = self.models.pop(name)

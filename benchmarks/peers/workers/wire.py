@@ -36,4 +36,15 @@ def spans(start, times, ids):
     return {"first": times[0] - start, "decode": times[-1] - times[0], "tokens": len(ids), "ids": list(map(int, ids))}
 
 
+def first_token(engine, prompt, *model, **options):
+    """Load, one token, unload: what somebody waits for in a process that is warm. Timed alike for every engine."""
+    start = now()
+    engine.load("first", *model, **options)
+    loaded = now()
+    found = engine.run("first", prompt, 1)
+    took = now() - start
+    engine.unload("first")
+    return {"seconds": took, "load": loaded - start, "ids": found["ids"]}
+
+
 now = time.perf_counter
