@@ -23,10 +23,13 @@ from backends.registry import Registry
 from gainz_ui.services import catalog as shelf
 from gainz_ui.services.catalog import BackendEntry, CatalogEntry
 from gainz_ui.services.drafts import Pairs
+from gainz_ui.services.floor import Floor
+from gainz_ui.services.idle import Idle
+from gainz_ui.services.meter import Meter
 from gainz_ui.services.records import Records
 from gainz_ui.services.reload import difference, refuse_if_too_big, values
 from gainz_ui.services.signals import Signal
-from gainz_ui.services.snapshot import Loading, Memory, Snapshot
+from gainz_ui.services.snapshot import Loading, Memory, Snapshot, pages
 from gainz_ui.settings import Settings
 
 __all__ = ["BackendEntry", "CatalogEntry", "Loading", "Memory", "Signal", "Snapshot", "Studio"]
@@ -38,16 +41,24 @@ def _quiet(_: Progress) -> None:
     """The progress of somebody who does not watch."""
 
 
+def _sooner(request: Request, waited: float) -> Request:
+    """What is left of its time limit after it has waited."""
+    limit = request.time_limit
+    return request if limit is None or not waited else replace(request, time_limit=max(limit - waited, 0.001))
+
+
 class Studio:
     """Thread-safe; one for a process. `changed` tells after every load, unload, death of the engine or new file."""
 
     def __init__(self, settings: Settings, registry: Registry | None = None, host: EngineHost | None = None) -> None:
         self.settings = settings
         self.registry = registry or Registry.scan()
-        self.changed = Signal()
-        self.records = Records(settings.logs, settings.outputs, settings.log_content, settings.log_size)
+        self.changed, self.floor = Signal(), Floor()
+        self.meter = Meter()
+        self.records = Records(settings.logs, settings.outputs, settings.log_content, settings.log_size, self.meter.ended)
         self.host = host or EngineHost(logs=settings.logs, queue=settings.queue)
-        self.host.on_change = self.changed.emit
+        self.host.on_change, self.host.on_beat = self.changed.emit, self._beaten
+        self._idle = Idle(self.host, settings.idle_unload)
         self._lock = threading.Lock()                       # guards the four below; never held while something loads
         self._gates: dict[str, threading.Lock] = {}         # one load or unload of a name at a time
         self._remote: dict[str, Model] = {}                 # models answered by another server live in this process
@@ -200,30 +211,40 @@ class Studio:
 
     def submit(self, request: Request, model: str | None = None, cancel: Cancel | None = None) -> Iterator[Event]:
         """The answer, event by event. What is wrong with the request is raised here, before the first event; afterwards
-        errors come in the last event. Closing the iterator cancels. Every request leaves one line in the request log."""
+        errors come in the last event. Closing the iterator cancels. Every request leaves one line in the request log. While a
+        pair of a benchmark is measured, it waits."""
         self._raise_if_stopping()
         cancel = cancel or Cancel()
-        chosen = self._asked(model, cancel)
+        request = replace(request, id=request.id or uuid.uuid4().hex[:16])
+        try:
+            chosen = self._asked(model, cancel)
+        except GainzError as error:
+            self.records.refused(request, model, error)
+            raise
         limit = request.time_limit or self.settings.time_limit or None
-        request = replace(request, id=request.id or uuid.uuid4().hex[:16], time_limit=limit,
-                          queue_limit=request.queue_limit or self.settings.queue_time or None)
+        request = replace(request, time_limit=limit, queue_limit=request.queue_limit or self.settings.queue_time or None)
         try:
             if request.draft is not None:
                 speculative.check(request.draft, chosen.info, self.loaded())
-            events = chosen.generate(request, cancel)
+            events = self.floor.admitted(lambda waited: chosen.generate(_sooner(request, waited), cancel), cancel, request.queue_limit)
         except GainzError as error:
             self.records.refused(request, chosen.info, error)
             raise
         return self.records.follow(request, chosen.info, events)
 
-    def embed(self, prompts: Sequence[str | tuple[int, ...]], model: str | None = None, cancel: Cancel | None = None) -> Embeddings:
-        """Mean-pooled last hidden states; waits. NotSupported where the model's cannot be read."""
+    def embed(self, prompts: Sequence[str | tuple[int, ...]], model: str | None = None, cancel: Cancel | None = None, *,
+              key: str = "") -> Embeddings:
+        """Mean-pooled last hidden states; waits. NotSupported where the model's cannot be read. ``key``: see `Request`."""
         self._raise_if_stopping()
         cancel = cancel or Cancel()
         chosen = self._asked(model, cancel)
-        if "embeddings" not in chosen.info.capabilities:
-            raise NotSupported(f"{chosen.info.name} cannot embed: its hidden states cannot be read.", field="model")
-        return chosen.embed(prompts, cancel)
+        with self.records.embedding(chosen.info, key, len(prompts)) as tokens:
+            if "embeddings" not in chosen.info.capabilities:
+                raise NotSupported(f"{chosen.info.name} cannot embed: its hidden states cannot be read.", field="model")
+            with self.floor.inside(cancel):
+                found = chosen.embed(prompts, cancel)
+            tokens += found.tokens
+            return found
 
     def drafts(self, model: str | None = None) -> list[speculative.Pairing]:
         """Everything that could draft for the model, and of what does not fit the reason."""
@@ -260,7 +281,18 @@ class Studio:
         memory = Memory(*sizing.machine_memory(), engine=engine.rss, front=sizing.resident())
         return Snapshot(status, reason, status in {"ready", "idle"}, tuple(models.values()), loading, engine.state,
                         engine.running, engine.waiting, self.settings.queue, memory, engine.step_age,
-                        now - self._born, engine.counters)
+                        now - self._born, engine.counters, self.host.resting())
+
+    def _beaten(self, counters: Mapping[str, Any]) -> None:
+        """A heartbeat of the engine, in the thread that reads them."""
+        self.meter.heard(counters)
+        self.mark()
+
+    def mark(self) -> None:
+        """Remember how things stand, unless that was done a moment ago."""
+        if self.meter.due():
+            engine = self.host.beat()
+            self.meter.mark(engine.running, engine.waiting, pages(engine.counters), engine.rss, sizing.resident())
 
     def _status(self, engine, models, loading, holds) -> tuple[str, str]:
         if self._stopping:
@@ -280,6 +312,7 @@ class Studio:
     def close(self) -> None:
         """Refuse new work, let running answers end for `settings.drain` seconds, then stop the engine. Twice is harmless."""
         self._stopping = True
+        self._idle.close()
         self.host.close(self.settings.drain)
         with self._lock:
             remote, self._remote = list(self._remote.values()), {}

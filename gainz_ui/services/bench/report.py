@@ -16,7 +16,8 @@ import psutil
 
 from backends.base import ModelInfo
 from gainz_ui.services.bench.configs import Config, differences, digest, resolved
-from gainz_ui.services.bench.protocol import ARMS, Design, Outcome, Run
+from gainz_ui.services.bench.asking import Run
+from gainz_ui.services.bench.protocol import ARMS, Design, Outcome
 from gainz_ui.services.bench.roofline import roofline
 from gainz_ui.services.doctor import cpu_name, package_version
 from gainz_ui.services.stats import ALIKE, FASTER, SLOWER, UNKNOWN, Estimate
