@@ -1,12 +1,13 @@
 """The same text, token for token, with and without a draft, alone and in a batch, on reference and fast kernels.
 
-Short: the tiny fixtures in 4, 8 and 16 bits. `make slow`: 50 prompts of 200 tokens on the starter in each of the widths.
+Short: the tiny fixtures in 4, 8 and 16 bits. `make slow`: 50 prompts of 200 tokens on the starter in each of the widths, in parts.
 """
 
 from __future__ import annotations
 
 import random
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -111,9 +112,9 @@ QUESTIONS = ("Write a short story about a lighthouse.", "List five animals and w
              "Write a Python function that adds two numbers, then one that subtracts them.")
 
 
-def prompts_of(model, count: int) -> list[tuple[int, ...]]:
+def prompts_of(model, numbers) -> list[tuple[int, ...]]:
     from backends.base import Message
-    asked = [f"{QUESTIONS[n % len(QUESTIONS)]} (Version {n}.)" for n in range(count)]
+    asked = [f"{QUESTIONS[n % len(QUESTIONS)]} (Version {n}.)" for n in numbers]
     return [model.tokenize((Message("user", text),)) for text in asked]
 
 
@@ -147,14 +148,33 @@ def eight_bits(source: Path, whole, path: Path) -> Path:
     return write(path, "llama", base_metadata(whole.config, **{"rope.freq_base": theta}) | text, tensors)
 
 
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    """The starter in a width, made once for all parts."""
+    return cache(lambda kind: made(kind, tmp_path_factory.mktemp(kind)))
+
+
+PARTS = 5                    # of ten prompts, some minutes each: a part is a test by itself, to be run and repeated alone
+
+
 @pytest.mark.slow
 @pytest.mark.starter
-@pytest.mark.parametrize(("kind", "options", "count", "tokens"), [
-    ("4-bit", {"kernels": "cpu"}, 50, 200), ("8-bit", {"kernels": "cpu"}, 50, 200),
-    ("16-bit", {"kernels": "cpu", "dtype": "bfloat16"}, 50, 200), ("4-bit", {"kernels": "ref", "dtype": "float32"}, 4, 60)])
-def test_a_draft_changes_no_token_of_the_starter(kind, options, count, tokens, tmp_path):
-    model = load(made(kind, tmp_path), threads=0, context=4096, streams=16, **options)
+@pytest.mark.parametrize("part", range(PARTS), ids=lambda part: f"part{part + 1}of{PARTS}")
+@pytest.mark.parametrize(("kind", "dtype"), [("4-bit", "auto"), ("8-bit", "auto"), ("16-bit", "bfloat16")], ids=lambda value: value)
+def test_a_draft_changes_no_token_of_the_starter(kind, dtype, part, weights):
+    """50 prompts of 200 tokens. A piece of it: ``make slow TESTS="tests/test_identity.py -k 'part2 and 16-bit'"``; with
+    ``--stepwise`` in TESTS it goes on where it failed or was stopped."""
+    identical(load(weights(kind), threads=0, context=4096, streams=16, kernels="cpu", dtype=dtype), range(part, 50, PARTS), 200)
+
+
+@pytest.mark.slow
+@pytest.mark.starter
+def test_a_draft_changes_no_token_of_the_starter_on_reference_kernels(weights):
+    identical(load(weights("4-bit"), threads=0, context=4096, streams=16, kernels="ref", dtype="float32"), range(4), 60)
+
+
+def identical(model, numbers, tokens: int) -> None:
     assert model.info.lossless
     specs = [DraftSpec("lookup", 4), DraftSpec("lookup"), DraftSpec(f"lookup+{model.info.name}", 3), DraftSpec(model.info.name, 2)]
-    assert compare(model, None, prompts_of(model, count), tokens, specs) > tokens
+    assert compare(model, None, prompts_of(model, numbers), tokens, specs) > tokens
     drain_and_close(model)
