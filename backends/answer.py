@@ -96,7 +96,7 @@ class Answer(Iterator[Event]):
 
 
 class Reviving(Iterator[Event]):
-    """The answer of a model that the engine lost when it died: progress while it is loaded again, then the answer itself.
+    """The answer of a model that is not in memory (it rests, or the engine died): progress while it is loaded, then the answer itself.
     Since events have gone out by then, what goes wrong comes in the last event. Nothing starts before the first `next`."""
 
     def __init__(self, host: EngineHost, loaded: Loaded, request: Request, cancel: Cancel) -> None:
@@ -108,26 +108,29 @@ class Reviving(Iterator[Event]):
         self._answer: Iterator[Event] | None = None         # once it is loaded: the answer; or how it failed
 
     def __next__(self) -> Event:
-        if self._reports is None:
-            self._reports = SimpleQueue()
-            threading.Thread(target=self._reload, name=f"reloading {self._loaded.name}", daemon=True).start()
-        if self._answer is None:
+        while self._answer is None:                         # again, should they have gone to rest before the answer could begin
+            if self._reports is None:
+                self._reports = SimpleQueue()
+                threading.Thread(target=self._reload, args=(self._reports,), name=f"reloading {self._loaded.name}", daemon=True).start()
             seen = self._reports.get()
             if isinstance(seen, Progress):
                 return Event(index=-1, progress=seen)
-            self._answer = self._begin(seen)
+            self._answer, self._reports = self._begin(seen), None
         return next(self._answer)
 
-    def _reload(self) -> None:
+    def _reload(self, reports: SimpleQueue) -> None:
+        wanted, error = self._host.needed(self._loaded, self._request), None
+        self._host.hold(*wanted)
         try:
-            for model in self._host.needed(self._loaded, self._request):
-                self._host.bring(model, self._reports.put, self._stop)
-        except GainzError as error:
-            self._reports.put(error)
-        else:
-            self._reports.put(None)
+            for model in wanted:
+                self._host.bring(model, reports.put, self._stop)
+        except GainzError as raised:
+            error = raised
+        finally:
+            self._host.give(*wanted)
+        reports.put(error)
 
-    def _begin(self, error: GainzError | None) -> Iterator[Event]:
+    def _begin(self, error: GainzError | None) -> Iterator[Event] | None:
         try:
             if error is not None:
                 raise error

@@ -150,6 +150,7 @@ class Request:
     sampling: Sampling = Sampling()
     draft: DraftSpec | None = None
     id: str = ""                       # given by whoever submits; shows up in logs and events
+    key: str = ""                      # label of the API key that it came with, for the log: never the key itself
     time_limit: float | None = None    # seconds from submission; at the limit the partial text, finish "time_limit"
     template: tuple[tuple[str, Any], ...] = ()  # extra variables for the chat template (tools, enable_thinking …)
     continue_last: bool = False        # chat: continue the last assistant turn in place of opening a new one

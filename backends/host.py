@@ -42,6 +42,9 @@ class Loaded:
     info: ModelInfo | None = None
     link: Link | None = None
     gate: threading.Lock = field(default_factory=threading.Lock)    # one load of it at a time
+    users: int = 0                      # answers and questions under way that need it in memory
+    used: float = field(default_factory=time.monotonic)             # when the last of them ended
+    resting: bool = False               # it gave its memory back for want of work, and comes back when it is asked for
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,7 @@ class EngineHost:
     def __init__(self, logs: Path | None = None, *, package: str = "backends", engine: str = "backends.engine.loop:Engine",
                  **engine_options: Any) -> None:
         self.on_change: Callable[[], None] = _quiet
+        self.on_beat: Callable[[Mapping[str, Any]], None] = lambda counters: None       # every heartbeat's counters, from the reader's thread
         self._settings = WorkerSettings(str(logs) if logs else None, package, engine, tuple(engine_options.items()))
         self._lock = threading.RLock()                      # never held while waiting for the child
         self._link: Link | None = None
@@ -117,7 +121,7 @@ class EngineHost:
 
     def restore(self, loaded: Loaded) -> None:
         """Have an unloaded model again as it was: it comes back when it is next asked for, as after a death."""
-        fresh = replace(loaded, link=None, gate=threading.Lock())
+        fresh = replace(loaded, link=None, gate=threading.Lock(), users=0, used=time.monotonic())
         with self._lock:
             self._models.setdefault(loaded.name, fresh)
 
@@ -157,9 +161,61 @@ class EngineHost:
             draft = self._models.get(name)
         return [loaded] if draft is None else [loaded, draft]
 
+    def idle(self) -> dict[str, float]:
+        """For how many seconds nobody has needed which model that is in memory."""
+        with self._lock:
+            now = time.monotonic()
+            return {name: now - loaded.used for name, loaded in self._models.items() if self.has(loaded) and not loaded.users}
+
+    def resting(self) -> tuple[str, ...]:
+        """The models that gave their memory back and come back when they are asked for."""
+        with self._lock:
+            return tuple(name for name, loaded in self._models.items() if loaded.resting)
+
+    def rest(self, name: str, seconds: float = 0.0) -> bool:
+        """Give the memory of ``name`` back and have it come back when it is next asked for; False: it is in use, or was within the
+        last so many seconds. Whoever asks meanwhile waits for it to come back."""
+        with self._lock:
+            loaded = self._models.get(name)
+        if loaded is None:
+            return False
+        with self._busy(), loaded.gate:
+            with self._lock:
+                if loaded.users or not self.has(loaded) or time.monotonic() - loaded.used < seconds:
+                    return False
+                link, loaded.link, loaded.resting = loaded.link, None, True     # from here on those who come wait at the gate
+            try:
+                link.call("unload", name).result()
+            except GainzError:
+                if link.alive:
+                    raise
+        self.on_change()
+        return True
+
+    def take(self, *wanted: Loaded) -> bool:
+        """Hold these models in memory until `give`; False, and nothing is held, where one of them is not there."""
+        with self._lock:
+            if not all(map(self.has, wanted)):
+                return False
+            for loaded in wanted:
+                loaded.users += 1
+            return True
+
+    def hold(self, *wanted: Loaded) -> None:
+        """As `take`, for models that are not in memory yet: they do not go to rest before `give`."""
+        with self._lock:
+            for loaded in wanted:
+                loaded.users += 1
+
+    def give(self, *held: Loaded, touched: bool = True) -> None:
+        with self._lock:
+            for loaded in held:
+                loaded.users -= 1
+                loaded.used = time.monotonic() if touched else loaded.used
+
     def bring(self, loaded: Loaded, progress: ProgressFn, cancel: Cancel) -> Link:
-        """The life of the engine that holds the model: loaded now if the last life took it with it."""
-        with loaded.gate:
+        """The life of the engine that holds the model: loaded now if the last life took it with it, or if it rests."""
+        with self._busy(), loaded.gate:
             if self.has(loaded):
                 return loaded.link
             link = self._start(progress, cancel)
@@ -167,7 +223,7 @@ class EngineHost:
             cancel.on_set(call.cancel)
             info, before = call.result(progress), loaded.info
             loaded.info = replace(info, estimate=info.estimate or (before and before.estimate))
-            loaded.link = link
+            loaded.link, loaded.resting, loaded.used = link, False, time.monotonic()
         if self.model(loaded.name) is not None:             # it came back
             self.on_change()
         return link
@@ -176,9 +232,12 @@ class EngineHost:
         """Where the vocabularies of two models part; UNCOMPARED while one of them is not in memory."""
         with self._lock:
             pair = [self._models.get(name) for name in (target, draft)]
-        if None in pair or not all(map(self.has, pair)):
+        if None in pair or not self.take(*pair):
             return UNCOMPARED
-        return pair[0].link.call("difference", target, draft).result()
+        try:
+            return pair[0].link.call("difference", target, draft).result()
+        finally:
+            self.give(*pair, touched=False)                 # looking at the page is no use of a model
 
     # ------------------------------------------------------------------------------------------ answers
     def raise_unless_open(self, loaded: Loaded) -> None:
@@ -188,12 +247,26 @@ class EngineHost:
             if self._models.get(loaded.name) is not loaded:
                 raise ModelNotLoaded(f"{loaded.name!r} is not loaded any more.", field="model")
 
-    def answer(self, loaded: Loaded, request: Request, cancel: Cancel) -> Answer:
-        """Begin an answer of a model that is in memory; raises what is wrong with the request."""
-        link = loaded.link
-        call = link.call("generate", loaded.name, request)
+    def answer(self, loaded: Loaded, request: Request, cancel: Cancel) -> Answer | None:
+        """Begin an answer; raises what is wrong with the request. None: one of the models it needs is not in memory."""
+        held = self.needed(loaded, request)
+        if not self.take(*held):
+            return None
+
+        def gone(call: Call) -> None:
+            with self._lock:
+                if call not in self._answers:               # its end and its closing may meet
+                    return
+                self._answers.discard(call)
+            self.give(*held)
+
+        try:
+            call = loaded.link.call("generate", loaded.name, request)
+        except GainzError:                                  # it died a moment ago
+            self.give(*held)
+            raise
         self._answers.add(call)
-        answer = Answer(call, request, cancel, self._answers.discard)
+        answer = Answer(call, request, cancel, gone)
         answer.accept()
         return answer
 
@@ -252,7 +325,8 @@ class EngineHost:
             if self._closing:
                 raise EngineStopping("The server is shutting down.")
             if self._link is None or not self._link.alive:
-                self._link, self._death = Link(self._settings, self._died, lambda: self.on_change()), None
+                self._link, self._death = Link(self._settings, self._died, lambda: self.on_change(),
+                                                   lambda counters: self.on_beat(counters)), None
             link = self._link
         if not link.ready:
             progress(Progress("start", note="starting the engine process"))
@@ -275,8 +349,10 @@ class EngineHost:
             with self._lock:
                 self._pending -= 1
                 link = None
-                if not self._pending and not self._models:
-                    link, self._link, self._death = self._link, None, None
+                if not self._pending and not any(map(self.has, self._models.values())):
+                    link, self._link = self._link, None
+                    if not self._models:
+                        self._death = None
             if link is not None:
                 link.stop()
 

@@ -65,10 +65,10 @@ class Call:
 
 class Link:
     """When the child ends without having been told to, ``on_death`` is called from the reader's thread before those who
-    wait hear of it, and ``told`` after."""
+    wait hear of it, and ``told`` after. ``beaten`` hears the counters of every heartbeat there."""
 
     def __init__(self, settings: WorkerSettings, on_death: Callable[[Link, GainzError], None],
-                 told: Callable[[], None]) -> None:
+                 told: Callable[[], None], beaten: Callable[[Any], None] = lambda counters: None) -> None:
         context = multiprocessing.get_context("spawn")      # never fork: threads and CUDA do not survive it
         self.connection, theirs = context.Pipe()
         self.process = context.Process(target=_child, args=(theirs, settings), name="gainz-engine", daemon=True)
@@ -78,7 +78,7 @@ class Link:
         self.death: GainzError | None = None                # why no further call is possible
         self.last_beat: Beat | None = None
         self.heard = time.monotonic()
-        self._on_death, self._told = on_death, told
+        self._on_death, self._told, self._beaten = on_death, told, beaten
         self._stopping = False
         self._crash: GainzError | None = None               # the child's own last words
         self._hello, self._over = threading.Event(), threading.Event()
@@ -166,6 +166,7 @@ class Link:
                     call.inbox.put((kind, events))
         elif kind == "beat":
             self.last_beat = rest[0]
+            self._beaten(rest[0].counters)
         elif kind == "hello":
             self._hello.set()
         elif kind == "crash":

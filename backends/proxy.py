@@ -23,12 +23,10 @@ class EngineModel(Model):
         return self._loaded.info
 
     def generate(self, request: Request, cancel: Cancel) -> Iterator[Event]:
-        """Raises at once what is wrong with the request. After a death of the engine the answer begins with the progress of
-        the reload, and then errors come in the last event."""
+        """Raises at once what is wrong with the request. Of a model that rests, or that a death of the engine took, the answer
+        begins with the progress of the reload, and then errors come in the last event."""
         self._host.raise_unless_open(self._loaded)
-        if all(map(self._host.has, self._host.needed(self._loaded, request))):
-            return self._host.answer(self._loaded, request, cancel)
-        return Reviving(self._host, self._loaded, request, cancel)
+        return self._host.answer(self._loaded, request, cancel) or Reviving(self._host, self._loaded, request, cancel)
 
     def tokenize(self, prompt: str | tuple[Message, ...], *, special: bool = True) -> tuple[int, ...]:
         return tuple(self._ask("tokenize", prompt, special))
@@ -44,8 +42,12 @@ class EngineModel(Model):
 
     def _ask(self, verb: str, *arguments: Any, cancel: Cancel | None = None) -> Any:
         self._host.raise_unless_open(self._loaded)
-        link = self._host.bring(self._loaded, lambda _: None, cancel or Cancel())
-        call = link.call(verb, self._loaded.name, *arguments)
-        if cancel is not None:
-            cancel.on_set(call.cancel)
-        return call.result()
+        while not self._host.take(self._loaded):
+            self._host.bring(self._loaded, lambda _: None, cancel or Cancel())
+        try:
+            call = self._loaded.link.call(verb, self._loaded.name, *arguments)
+            if cancel is not None:
+                cancel.on_set(call.cancel)
+            return call.result()
+        finally:
+            self._host.give(self._loaded)

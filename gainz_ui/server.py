@@ -113,7 +113,7 @@ def build_app(house: House, page: Callable[[House], Any] | None = None) -> Any:
                               **shell.mount_options(settings.language))
     _mounted(app).add_exception_handler(gr.route_utils.FnIndexInferError, errors.no_such_name)
     app.add_middleware(Guard, host=settings.host, keys=KeyRing(KeyFile(settings.keys), settings.api_key), hosts=settings.allowed_hosts,
-                       origins=settings.allowed_origins)
+                       origins=settings.allowed_origins, answered=house.studio.meter.answered)
     return app
 
 

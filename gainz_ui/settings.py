@@ -33,6 +33,8 @@ class Settings:
     logs: Path = _knob(Path("logs"), "folder for logs")
     load: tuple[str, ...] = _knob((), "models to load at the start")
     load_on_demand: bool = _knob(False, "load a model that a request names and that is not loaded")
+    idle_unload: float = _knob(0.0, "seconds after which a model that nobody asks gives its memory back until it is asked for again, 0 = never",
+                               low=0, high=604_800)
     starter: bool = _knob(True, "fetch the starter model when models/ is empty")
     queue: int = _knob(256, "requests that may wait before more are refused", low=1, high=100_000)
     queue_time: float = _knob(0.0, "seconds a request may wait for its turn, 0 = no limit", low=0, high=86_400)

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 from backends.base import (Embeddings, Event, GainzError, Message, ModelInfo, ModelNotFound, ModelNotLoaded, QueueFull, StepFailed, Timing,
                            TokenLogprob, Usage)
+from gainz_ui.services.meter import Meter
 from gainz_ui.services.signals import Signal
 from gainz_ui.services.studio import Memory, Snapshot
 
@@ -27,7 +28,7 @@ class FakeStudio:
         self.break_after: int | None = None
         self.status, self.reason = "ready", ""
         self.requests: list = []
-        self.changed, self.closed = Signal(), threading.Event()
+        self.changed, self.closed, self.meter = Signal(), threading.Event(), Meter()
         self.registry = SimpleNamespace(backends=())
         self.present = {"tiny": INFO}
 
@@ -77,8 +78,9 @@ class FakeStudio:
         self.model(model)
         return "".join(self.words[i % 32] for i in ids)
 
-    def embed(self, prompts, model=None, cancel=None):
+    def embed(self, prompts, model=None, cancel=None, *, key=""):
         self.model(model)
+        self.requests.append(key)
         return Embeddings(tuple((3.0, float(len(prompt)), 4.0) for prompt in prompts), tuple(len(prompt) for prompt in prompts))
 
     def submit(self, request, model=None, cancel=None):

@@ -118,7 +118,7 @@ def test_a_limit_that_is_none_is_refused(limits):
 def door(file, monkeypatch):
     """A server with a free key, and one whose every limit is 2."""
     monkeypatch.setattr(ours, "LOOK_SECONDS", 0.0)
-    secrets = {"free": file.add("free")[1], "tight": file.add("tight", KeyLimits(per_minute=3, concurrent=1, prompt_tokens=4, output_tokens=6))[1]}
+    secrets = {"free": file.add("free")[1], "short": file.add("short", KeyLimits(prompt_tokens=4, output_tokens=6))[1], "tight": file.add("tight", KeyLimits(per_minute=3, concurrent=1, prompt_tokens=4, output_tokens=6))[1]}
     studio = FakeStudio()
 
     def extend(app):
@@ -145,6 +145,29 @@ def test_a_keys_limits_hold_over_http(door):
     assert client.get("/", headers=bearer(secrets["tight"])).status_code == 403
     assert client.get("/v1/models", headers=bearer(secrets["tight"])).status_code == 200
     assert ask("free").status_code == 200
+
+
+@pytest.mark.parametrize("path,body,field", [
+    ("/v1/embeddings", {"input": "a b c d"}, "input"), ("/v1/embeddings", {"input": ["a b", "c d"]}, "input"),      # one token begins each
+    ("/v1/embeddings", {"input": [[1, 2, 3], [4, 5]]}, "input"), ("/v1/completions", {"prompt": ["a b", "c d"], "max_tokens": 1}, "prompt"),
+    ("/v1/completions", {"prompt": "a", "max_tokens": 4, "n": 2}, "max_tokens"), ("/generate", {"prompt": "a", "max_tokens": 7}, "max_tokens"),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 7}, "max_tokens"),
+    ("/tokenize", {"prompt": "a b c d"}, "prompt"), ("/detokenize", {"tokens": [1] * 5}, "tokens")])
+def test_prompt_and_output_limits_hold_on_every_route(door, path, body, field):
+    _, client, secrets = door
+    answer = client.post(path, json=body, headers=bearer(secrets["short"]))
+    assert answer.status_code == 400 and answer.json()["error"]["field"] == field, answer.text
+    assert "key" in answer.json()["error"]["message"]
+    assert client.post(path, json=body, headers=bearer(secrets["free"])).status_code == 200
+
+
+def test_a_request_carries_the_label_of_its_key_and_not_the_key(door):
+    studio, client, secrets = door
+    for path, body in (("/generate", {"prompt": "a", "max_tokens": 1}), ("/v1/completions", {"prompt": "a", "max_tokens": 1}),
+                       ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}), ("/v1/embeddings", {"input": "a"})):
+        assert client.post(path, json=body, headers=bearer(secrets["free"])).status_code == 200
+        seen = studio.requests[-1]
+        assert getattr(seen, "key", seen) == "free" and secrets["free"] not in repr(seen), path
 
 
 def test_what_runs_is_counted_until_its_last_byte(door):

@@ -274,6 +274,7 @@ class Worker:
         deadline = time.monotonic() + UNLOAD_SECONDS
         while name in list(self.answers.values()) and time.monotonic() < deadline:
             time.sleep(0.005)
+        self.outbox.send("beat", self.beat())               # its last counts: with it they go
         self.engine.detach(model)
         model.close()
         gone = weakref.ref(model)

@@ -1,5 +1,5 @@
-"""A key's limits on one request: prompt and answer. The guard has put the key's holder into the request's scope; rate and
-concurrency it has judged itself.
+"""A key's limits on one request: prompt and answer; and its label for the log. The guard has put the key's holder into the
+request's scope; rate and concurrency it has judged itself.
 """
 
 from __future__ import annotations
@@ -20,11 +20,18 @@ def holder(scope: Any) -> Holder | None:
     return scope.get(PLACE)
 
 
+def label(scope: Any) -> str:
+    """How the key is called, "" = none was asked for. Never the key itself."""
+    found = holder(scope)
+    return found.name if found else ""
+
+
 def bounded(scope: Any, requests: Sequence[Request]) -> tuple[Request, ...]:
     """The same requests within the key's limits: an answer without max_tokens gets what is allowed; one with more is refused."""
     found = holder(scope)
+    requests = tuple(replace(request, key=found.name) for request in requests) if found else tuple(requests)
     if found is None or not found.limits.any:
-        return tuple(requests)
+        return requests
     prompt, output = found.limits.prompt_tokens, found.limits.output_tokens
     choices = sum(request.sampling.n for request in requests)
     out = []
@@ -40,12 +47,21 @@ def bounded(scope: Any, requests: Sequence[Request]) -> tuple[Request, ...]:
     return tuple(out)
 
 
-def check_texts(scope: Any, studio: Studio, prompts: Sequence[str | tuple[int, ...]], model: str | None) -> None:
-    """The key's limit on prompts, for texts that are embedded."""
-    found = holder(scope)
+def check_texts(scope: Any, studio: Studio, prompts: Sequence[Any], model: str | None, field: str = "input") -> None:
+    """The key's limit on what one request may send, for all its texts together. A prompt by itself is judged by the engine
+    (`Request.prompt_limit`); several, and texts that are only read, here."""
+    found, total = holder(scope), 0
     if found is None or not found.limits.prompt_tokens:
         return
     for prompt in prompts:
-        size = len(studio.tokenize(prompt, model) if isinstance(prompt, str) else prompt)
-        if size > found.limits.prompt_tokens:
-            raise InvalidRequest(f"This key may send {found.limits.prompt_tokens} tokens, and a text has {size}.", field="input", remedy=REMEDY)
+        ids = isinstance(prompt, tuple) and all(isinstance(one, int) for one in prompt)
+        total += len(prompt) if ids else len(studio.tokenize(prompt, model))
+        check_tokens(scope, total, field)
+
+
+def check_tokens(scope: Any, count: int, field: str) -> None:
+    """As `check_texts`, of tokens that are counted already."""
+    found = holder(scope)
+    if found is not None and found.limits.prompt_tokens and count > found.limits.prompt_tokens:
+        raise InvalidRequest(f"This key may send {found.limits.prompt_tokens} tokens at once, and this has {count} or more.", field=field,
+                             remedy=REMEDY)

@@ -118,6 +118,8 @@ def _bounded(ask: Ask, http: HttpRequest) -> Ask:
 
 async def _answer(studio: Studio, ask: Ask, kind: str, http: HttpRequest):
     """Errors before the first token have their own status; a client that leaves cancels."""
+    if len(ask.requests) > 1:
+        await aside(lambda cancel: limits.check_texts(http.scope, studio, [request.prompt for request in ask.requests], ask.model, "prompt"))
     answer = Answer(*(_start(studio, ask, request) for request in ask.requests), stride=ask.n)
     watcher, handed_over = asyncio.create_task(watch_disconnect(http.receive, answer.cancel)), False
     try:
@@ -179,7 +181,7 @@ async def _embed(studio: Studio, body: schema.EmbeddingBody, http: HttpRequest):
     if not all(prompts):
         raise InvalidRequest("input holds an empty text.", field="input")
     await aside(lambda cancel: limits.check_texts(http.scope, studio, prompts, body.model))
-    found = await aside(lambda cancel: studio.embed(prompts, body.model, cancel), http.receive)
+    found = await aside(lambda cancel: studio.embed(prompts, body.model, cancel, key=limits.label(http.scope)), http.receive)
     packed = [_packed(vector, body.encoding_format == "base64") for vector in found.vectors]
     data = [{"object": "embedding", "index": i, "embedding": vector} for i, vector in enumerate(packed)]
     return JSONResponse({"object": "list", "data": data, "model": studio.model(body.model).info.name,
@@ -200,10 +202,12 @@ async def _tokenize(studio: Studio, body: schema.TokenizeBody, http: HttpRequest
         raise InvalidRequest("Give one of prompt, content and messages.", field="prompt")
     prompt = tuple(asked.message(item) for item in body.messages) if body.messages else given[0]
     ids = await aside(lambda cancel: studio.tokenize(prompt, body.model, special=body.add_special), http.receive)
+    limits.check_tokens(http.scope, len(ids), "prompt")
     return JSONResponse({"tokens": list(ids), "count": len(ids), "model": studio.model(body.model).info.name})
 
 
 async def _detokenize(studio: Studio, body: schema.DetokenizeBody, http: HttpRequest):
+    limits.check_tokens(http.scope, len(body.tokens), "tokens")
     size = studio.model(body.model).info.vocab_size
     if any(not 0 <= token < size for token in body.tokens):
         raise InvalidRequest(f"tokens holds what is no id; this model's token ids are 0 to {size - 1}.", field="tokens")

@@ -16,7 +16,7 @@ import binascii
 import json
 import math
 import socket
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -52,11 +52,12 @@ class Refusal:
 
 
 class Guard:
-    """ASGI middleware. ``keys``: who may come in; ``key``: the single one of the settings, for a ring of it alone."""
+    """ASGI middleware. ``keys``: who may come in; ``key``: the single one of the settings, for a ring of it alone; ``answered``:
+    hears the status of every answer."""
 
     def __init__(self, app, *, host: str, key: str = "", keys: KeyRing | None = None, hosts: Iterable[str] = (),
-                 origins: Iterable[str] = ()) -> None:
-        self.app = app
+                 origins: Iterable[str] = (), answered: Callable[[int], None] = lambda status: None) -> None:
+        self.app, self.answered = app, answered
         self.hosts = {"localhost", socket.gethostname().lower(), host.lower(), *(name.lower() for name in hosts)}
         self.origins = {origin.rstrip("/").lower() for origin in origins}
         self.keys = keys or KeyRing(single=key)
@@ -70,7 +71,7 @@ class Guard:
             return
         headers = {name.lower(): value.decode("latin-1") for name, value in scope["headers"]}
         shared = self._shared(headers)
-        send = _with_headers(send, HEADERS + shared)
+        send = _with_headers(send, HEADERS + shared, self.answered)
         if shared and scope["method"] == "OPTIONS":
             await _answer(send, 204, b"", CORS)
             return
@@ -239,9 +240,10 @@ def _replay(messages: list, receive):
     return again
 
 
-def _with_headers(send, extra: tuple[tuple[bytes, bytes], ...]):
+def _with_headers(send, extra: tuple[tuple[bytes, bytes], ...], answered: Callable[[int], None]):
     async def wrapped(message):
         if message["type"] == "http.response.start":
+            answered(message["status"])
             names = {name for name, _ in extra}
             kept = [pair for pair in message.get("headers", ()) if pair[0].lower() not in names]
             message = {**message, "headers": [*kept, *extra]}

@@ -1,7 +1,8 @@
 """The only writer of outputs/ and of the request log in logs/.
 
-A line of logs/requests.jsonl tells which model answered how fast and how it ended. It holds no prompt and no answer unless
-the settings ask for that. Refuses every name that would leave its folder.
+A line of logs/requests.jsonl tells whose key asked which model, how fast it answered and how that ended. It holds no prompt, no
+answer and no key (only its label) unless the settings ask for the first two; without them the meter hears it. Refuses every name
+that would leave its folder.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Iterator
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -33,22 +36,42 @@ def safe_name(name: str) -> str:
 
 
 class Records:
-    """Thread-safe. ``rotate``: bytes after which the request log starts a new file; `KEPT` old ones stay."""
+    """Thread-safe. ``rotate``: bytes after which the request log starts a new file; `KEPT` old ones stay. ``heard``: is told the
+    facts of every request that is over."""
 
-    def __init__(self, logs: Path, outputs: Path, content: bool = False, rotate: int = 10_000_000) -> None:
+    def __init__(self, logs: Path, outputs: Path, content: bool = False, rotate: int = 10_000_000,
+                 heard: Callable[[dict[str, Any]], None] = lambda facts: None) -> None:
         self.outputs, self.log = Path(outputs), Path(logs) / "requests.jsonl"
         self._content, self._rotate = content, rotate
         self._lock = threading.Lock()
-        self._file = None
+        self._file, self._heard = None, heard
 
     # ------------------------------------------------------------------------------------------ requests
     def follow(self, request: Request, info: ModelInfo, events: Iterator[Event]) -> Followed:
         """The same events; after the last one, or when it is closed before, a line in the log."""
         return Followed(self, request, info, events)
 
-    def refused(self, request: Request, info: ModelInfo, error: GainzError) -> None:
-        """A request that never began."""
-        self.line({**_head(request, info), "finish": ["error"], "error": error.code})
+    def refused(self, request: Request, model: ModelInfo | str | None, error: GainzError) -> None:
+        """A request that never began. ``model``: or the name that was asked for, where there is none of it."""
+        self._tell({**_head(request, model), "finish": ["error"], "error": error.code})
+
+    @contextmanager
+    def embedding(self, info: ModelInfo, key: str, texts: int) -> Iterator[list[int]]:
+        """Around the embedding of ``texts`` texts; the tokens of each are put into the list."""
+        began, tokens, error = time.monotonic(), [], None
+        try:
+            yield tokens
+        except GainzError as raised:
+            error = raised.code
+            raise
+        finally:
+            self._tell({"time": _now(), "id": uuid.uuid4().hex[:16], "kind": "embed", "key": key or None, "model": info.name,
+                        "revision": info.revision, "backend": info.backend, "texts": texts, "finish": ["error" if error else "stop"], "prompt_tokens": sum(tokens) if tokens else None,
+                        "total_s": _round(time.monotonic() - began), "error": error})
+
+    def _tell(self, facts: dict[str, Any], content: dict[str, Any] | None = None) -> None:
+        self._heard(facts)
+        self.line({**facts, **(content or {})})
 
     def line(self, facts: dict[str, Any]) -> None:
         """One line. A disk that is full costs the line and not the answer; the next line tries again."""
@@ -125,9 +148,11 @@ class Followed(Iterator[Event]):
         self._records, self._events, self._request, self._info = records, events, request, info
         self._finish: dict[int, str] = {}
         self._texts: dict[int, list[str]] = {}
+        self._tokens, self._began = 0, time.monotonic()
 
     def __next__(self) -> Event:
         event = next(self._events)
+        self._tokens += len(event.ids)
         if event.finish is not None:
             self._finish[event.index] = event.finish
         if event.text and self._records._content:
@@ -147,7 +172,9 @@ class Followed(Iterator[Event]):
     def _write(self, last: Event | None) -> None:
         self._done = True
         facts = {**_head(self._request, self._info), "finish": list(self._finish.values()) or ["cancelled"]}
-        if last is not None:
+        if last is None:                # left before its end: what was seen until then
+            facts |= {"completion_tokens": self._tokens, "total_s": _round(time.monotonic() - self._began)}
+        else:
             usage, timing = last.usage, last.timing
             facts |= {"prompt_tokens": usage and usage.prompt_tokens, "completion_tokens": usage and usage.completion_tokens,
                       "cached_tokens": usage and usage.cached_tokens, "drafted": usage and usage.drafted,
@@ -157,18 +184,28 @@ class Followed(Iterator[Event]):
                       "decode_tps": _round(timing.decode_tokens_per_second),
                       "error": last.error and last.error.code}
             facts |= _drafting(usage.speculation if usage else None)
-        if self._records._content:
-            facts |= {"prompt": _prompt(self._request), "answers": ["".join(parts) for parts in self._texts.values()]}
-        self._records.line(facts)
+        content = {"prompt": _prompt(self._request), "answers": ["".join(parts) for parts in self._texts.values()]} \
+            if self._records._content else {}
+        self._records._tell(facts, content)
 
     def __del__(self) -> None:
         if not self._done:
             self.close()
 
 
-def _head(request: Request, info: ModelInfo) -> dict[str, Any]:
-    return {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "id": request.id, "model": info.name, "revision": info.revision,
-            "backend": info.backend, "draft": request.draft and request.draft.name}
+def _head(request: Request, model: ModelInfo | str | None) -> dict[str, Any]:
+    info = model if isinstance(model, ModelInfo) else None
+    return {"time": _now(), "id": request.id, "key": request.key or None, "model": info.name if info else model and _short(model),
+            "revision": info and info.revision, "backend": info and info.backend, "draft": request.draft and request.draft.name}
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S%z")
+
+
+def _short(name: str) -> str:
+    """A name that somebody sent and that is no model's."""
+    return name if len(name) <= 80 else name[:79] + "…"
 
 
 def _drafting(told: Speculation | None) -> dict[str, Any]:

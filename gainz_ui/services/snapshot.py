@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from backends.base import ModelInfo, Progress
 
@@ -44,4 +44,11 @@ class Snapshot:
     memory: Memory
     step_age: float | None              # seconds since the engine's last step while it has work, else None
     uptime: float                       # seconds
-    counters: Mapping[str, float]       # the engine's own, as of its last heartbeat
+    counters: Mapping[str, Any]         # the engine's own, as of its last heartbeat
+    resting: tuple[str, ...] = ()       # of the models, those that gave their memory back until they are asked for
+
+
+def pages(counters: Mapping[str, Any]) -> tuple[int, int]:
+    """Pages of the KV caches of all models: used, and in all."""
+    caches = [model.get("cache", {}) for model in counters.get("models", {}).values()]
+    return sum(cache.get("pages_used", 0) for cache in caches), sum(cache.get("pages_total", 0) for cache in caches)
