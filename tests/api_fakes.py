@@ -125,6 +125,9 @@ class FakeStudio:
         finally:
             self.running -= 1
 
+    def mark(self):
+        self.meter.heard(self.snapshot().counters)
+
     @contextlib.contextmanager
     def not_ready(self, reason):
         self.status, self.reason = "starting", reason
@@ -135,8 +138,8 @@ class FakeStudio:
 
     def snapshot(self):
         return Snapshot(self.status, self.reason, self.status in ("ready", "idle"), tuple(self.present.values()), (), "ready",
-                        self.running, 0, 256, Memory(8, 4, 2, 1), None, 1.0, {"tokens": 7, "last_step": None, "errors": {"step_failed": 2},
-                                                               "models": {"tiny": {"cache": {"pages_used": 3}}}})
+                        self.running, 0, 256, Memory(8, 4, 2, 1), None, 1.0, {"tokens": 7, "last_step": None,
+                        "models": {"tiny": {"tokens": 7, "requests": 2, "cache": {"pages_used": 3, "pages_total": 8, "page_size": 16}}}})
 
     def close(self):
         self.closed.set()

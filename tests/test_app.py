@@ -102,8 +102,9 @@ def program(folder):
 
 
 def metric(program: Program, name: str) -> float:
+    """Summed over its labels."""
     text = httpx.get(program.url + "/metrics").text
-    return float(re.search(rf"^{name} (\S+)$", text, re.MULTILINE)[1])
+    return sum(map(float, re.findall(rf"^{name}(?:{{.*}})? (\S+)$", text, re.MULTILINE)))
 
 
 def stream(program: Program, body: dict) -> list[dict]:

@@ -21,6 +21,7 @@ from gainz_ui import __version__
 from gainz_ui.api import described, limits, metrics
 from gainz_ui.api.bridge import Answer, watch_disconnect
 from gainz_ui.api.errors import body as error_shape, error_body
+from gainz_ui.services.gpu import GpuWatch
 from gainz_ui.services.startup import Startup
 from gainz_ui.services.studio import Studio
 
@@ -192,7 +193,7 @@ async def _whole(answer: Answer, first: list[Event], head: dict[str, Any]) -> JS
 # ---------------------------------------------------------------------------------------------- routes
 def router(studio: Studio, startup: Startup) -> APIRouter:
     """The three routes over one studio."""
-    routes = APIRouter()
+    routes, gpus = APIRouter(), GpuWatch()
 
     @routes.post("/generate", responses=described.GENERATE)
     async def generate(body: GenerateBody, http: HttpRequest):
@@ -224,7 +225,7 @@ def router(studio: Studio, startup: Startup) -> APIRouter:
 
     @routes.get("/metrics", responses=described.METRICS)
     async def read_metrics():
-        text, kind = await asyncio.to_thread(metrics.render, studio)
+        text, kind = await asyncio.to_thread(lambda: metrics.render(studio, gpus.use()))
         return PlainTextResponse(text, media_type=kind)
 
     return routes

@@ -84,3 +84,56 @@ def checks(torch: dict[str, Any] | None, found: Gpus | None = None) -> Iterator[
                                                   f"compute capability {device.capability}")
     if torch is not None:
         yield Check("gpu", "Driver and CUDA", *pairing(found, torch))
+
+
+# ---------------------------------------------------------------------------------------------- while it works
+@dataclass(frozen=True)
+class GpuUse:
+    """One device at one moment. Bytes; ``busy``: share of the last moment in which it computed, None = it does not tell."""
+
+    name: str
+    used: int
+    total: int
+    busy: float | None
+
+
+class GpuWatch:
+    """Asks the driver again and again. Where there is none it asks once and never again; a driver that fails later gives nothing."""
+
+    def __init__(self) -> None:
+        self._nvml: Any = None
+        self._asked = False
+
+    def use(self) -> tuple[GpuUse, ...]:
+        if not self._asked:
+            self._asked = True
+            self._nvml = _opened()
+        if self._nvml is None:
+            return ()
+        try:
+            return tuple(_use(self._nvml, i) for i in range(self._nvml.nvmlDeviceGetCount()))
+        except self._nvml.NVMLError:
+            return ()
+
+
+def _opened() -> Any:
+    """The library, initialised, or None."""
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    return pynvml
+
+
+def _use(nvml: Any, index: int) -> GpuUse:
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+    try:
+        busy = nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
+    except nvml.NVMLError:                  # slices of a card do not count it
+        busy = None
+    return GpuUse(_text(nvml.nvmlDeviceGetName(handle)), int(memory.used), int(memory.total), busy)

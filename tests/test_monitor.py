@@ -1,0 +1,241 @@
+"""What the server knows of itself: totals that only grow, distributions, percentiles; /metrics by the rules; the diagnostics' secrets."""
+
+from __future__ import annotations
+
+import random
+import re
+import statistics
+import time
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given, strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from backends.base import Event, InvalidRequest, Request, Sampling, Timing, Usage
+from gainz_ui.api import metrics
+from gainz_ui.services import gpu, monitor
+from gainz_ui.services.gpu import GpuUse
+from gainz_ui.services.meter import EngineTotals, Histogram, Meter, percentile
+from gainz_ui.services.monitor import Monitor
+from gainz_ui.services.records import Records
+from tests.api_fakes import INFO, FakeStudio
+
+NASTY = 'a"b\\c\nd é 世'
+
+
+def facts(**more) -> dict:
+    return {"id": "1", "model": "tiny", "backend": "fake", "finish": ["stop"], "prompt_tokens": 10, "completion_tokens": 5, "cached_tokens": 4,
+            "drafted": 8, "accepted": 6, "queue_s": 0.001, "ttft_s": 0.03, "total_s": 0.4, "decode_tps": 50.0, "error": None, **more}
+
+
+# ---------------------------------------------------------------------------------------------- counting
+def test_totals_outlive_unloads_deaths_and_new_loads():
+    totals = EngineTotals()
+    totals.take({"a": {"tokens": 10}, "b": {"tokens": 5}})
+    totals.take({"a": {"tokens": 15}})                  # b went
+    totals.take({"a": {"tokens": 15}, "b": {"tokens": 7}})      # and came anew: all of its 7 are new
+    totals.take({})                                     # the engine died
+    totals.take({"a": {"tokens": 3}})
+    assert totals.sum("tokens") == 15 + 5 + 7 + 3
+    assert totals.sums["b"]["tokens"] == 12
+
+
+def test_a_load_between_two_heartbeats_takes_nothing_away():
+    totals = EngineTotals()
+    totals.take({"a": {"tokens": 10}})
+    totals.take({"a": {"tokens": 4}})
+    assert totals.sum("tokens") == 14
+
+
+def test_a_histogram_counts_by_upper_bound():
+    made = Histogram((0.1, 1.0))
+    for value in (0.05, 0.1, 0.5, 1.0, 7.0):
+        made.add(value)
+    assert made.buckets() == [("0.1", 2), ("1.0", 4), ("+Inf", 5)] and made.sum == pytest.approx(8.65)
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=2, max_size=40))
+def test_percentiles_are_those_of_the_textbook(values):
+    """The inclusive method of the standard library is the same definition."""
+    cuts = statistics.quantiles(values, n=100, method="inclusive")
+    for share, place in ((0.5, 49), (0.9, 89), (0.99, 98)):
+        assert percentile(values, share) == pytest.approx(cuts[place], rel=1e-9, abs=1e-9)
+    assert percentile([], 0.5) is None and percentile([3.0], 0.9) == 3.0
+
+
+def test_the_meter_hears_every_end(tmp_path):
+    meter = Meter()
+    records = Records(tmp_path / "logs", tmp_path / "out", heard=meter.ended)
+    last = Event(-1, usage=Usage(10, 5, 4, 8, 6), timing=Timing(0.001, 0.03, 0.02, 0.1, 0.4, 300.0, 50.0))
+    list(records.follow(Request("secret words", Sampling(), key="ann"), INFO, iter((Event(finish="stop"), last))))
+    left = records.follow(Request("secret words", Sampling()), INFO, iter((Event(text="x", ids=(1, 2)), last)))
+    next(left)
+    left.close()
+    records.refused(Request("secret words"), INFO, InvalidRequest("no", field="prompt"))
+    records.refused(Request("secret words"), "x" * 500, InvalidRequest("no", field="model"))
+    with records.embedding(INFO, "bob", 2) as tokens:
+        tokens += [3, 4]
+    with pytest.raises(InvalidRequest), records.embedding(INFO, "bob", 1):
+        raise InvalidRequest("no")
+    records.close()
+    failed, embedded, unknown, refused, cancelled, ended = meter.recent()
+    assert (ended.key, ended.finish, ended.ttft, ended.tpot, ended.tokens_per_second, ended.draft) == ("ann", "stop", 0.03, 0.02, 50.0, "")
+    assert (cancelled.finish, cancelled.completion_tokens, cancelled.ttft) == ("cancelled", 2, None)
+    assert refused.error == "invalid_request" and len(unknown.model) == 80
+    assert (embedded.kind, embedded.key, embedded.prompt_tokens, failed.error) == ("embed", "bob", 7, "invalid_request")
+    assert meter.finished() == {("tiny", "stop"): 2, ("tiny", "cancelled"): 1, ("tiny", "error"): 2, ("", "error"): 1}
+    assert meter.errors() == {("tiny", "invalid_request"): 2, ("", "invalid_request"): 1}       # no series for a name that somebody made up
+    assert "secret words" not in (tmp_path / "logs" / "requests.jsonl").read_text() + repr(meter.recent())
+
+
+def test_what_is_remembered_is_bounded():
+    meter = Meter()
+    for n in range(3000):
+        meter.ended(facts(id=str(n)))
+        meter.mark(0, 0, (0, 0), 0, 0)
+    assert len(meter.recent()) == 1000 and meter.recent()[0].id == "2999" and len(meter.moments()) == 300
+    assert meter.times("ttft")["tiny"][0][-1] == ("+Inf", 3000)
+
+
+# ---------------------------------------------------------------------------------------------- looking
+def test_figures_over_the_window(monkeypatch):
+    studio = FakeStudio()
+    rng = random.Random(1)
+    times = [rng.uniform(0.01, 0.5) for _ in range(100)]
+    for n, ttft in enumerate(times):
+        studio.meter.ended(facts(id=str(n), ttft_s=ttft))
+    studio.meter.ended(facts(finish=["error"], error="queue_full", ttft_s=None, prompt_tokens=None, cached_tokens=None, drafted=None, accepted=None))
+    found = Monitor(studio, lambda: (GpuUse("H", 1, 2, 0.5),)).look()
+    assert found.ttft.count == 100 and found.ttft.p50 == pytest.approx(statistics.median(times))
+    assert (found.acceptance, found.cache_hits, found.errors) == (0.75, 0.4, (("queue_full", 1),))
+    assert found.recent[0].error == "queue_full" and len(found.recent) == monitor.SHOWN and found.gpus[0].busy == 0.5
+    one, = found.models
+    assert (one.name, one.pages_used, one.pages_total, one.tokens) == ("tiny", 3, 8, 7)
+    late = time.time() + monitor.WINDOW + 1
+    monkeypatch.setattr(time, "time", lambda: late)
+    assert Monitor(studio, tuple).look().ttft == monitor.Spread(0, None, None, None)
+
+
+def test_a_rate_is_what_a_total_grew_in_the_last_seconds():
+    moments = tuple(SimpleNamespace(at=float(at), tokens=tokens) for at, tokens in ((0, 0), (10, 1000), (11, 1100), (15, 1500), (16, 1800)))
+    assert monitor.rate(moments, "tokens") == 140.0             # from 11 to 16
+    assert monitor.rate(moments[:1], "tokens") == 0.0
+    assert monitor.rates(moments, "tokens")[-1] == (16.0, 300.0)
+
+
+def test_a_resting_model_holds_nothing():
+    studio = FakeStudio()
+    now = replace(studio.snapshot(), resting=("tiny",))
+    one, = monitor.model_uses(now, {"tiny": 9})
+    assert (one.resting, one.weights, one.pages_total, one.tokens) == (True, 0, 0, 9)
+
+
+# ---------------------------------------------------------------------------------------------- prometheus
+def rendered() -> str:
+    studio = FakeStudio()
+    studio.present = {NASTY: replace(INFO, name=NASTY, weights_bytes=5)}
+    for model in ("tiny", NASTY):
+        studio.meter.ended(facts(model=model))
+        studio.meter.ended(facts(model=model, finish=["error"], error="queue_full", ttft_s=99.0))
+    studio.meter.heard({"models": {NASTY: {"tokens": 3, "steps": 2}}})
+    for status in (200, 200, 401):
+        studio.meter.answered(status)
+    return metrics.render(studio, (GpuUse('A "100"', 3, 4, 0.25), GpuUse("slice", 1, 2, None)))[0]
+
+
+def test_metrics_obey_prometheus_own_parser():
+    families = {family.name: family for family in text_string_to_metric_families(rendered())}
+    samples = {(one.name, *sorted(one.labels.items())): one.value for family in families.values() for one in family.samples}
+    assert samples["gainz_tokens_total", ("model", NASTY)] == 3                 # escaped there and back
+    assert samples["gainz_errors_total", ("code", "queue_full"), ("model", "tiny")] == 1
+    assert samples["gainz_http_responses_total", ("status", "200")] == 2
+    assert samples["gainz_ttft_seconds_bucket", ("le", "0.05"), ("model", "tiny")] == 1
+    assert samples["gainz_ttft_seconds_bucket", ("le", "60.0"), ("model", "tiny")] == 1
+    assert samples["gainz_ttft_seconds_bucket", ("le", "+Inf"), ("model", "tiny")] == samples["gainz_ttft_seconds_count", ("model", "tiny")] == 2
+    assert samples["gainz_ttft_seconds_sum", ("model", "tiny")] == pytest.approx(99.03)
+    assert samples["gainz_gpu_memory_bytes", ("gpu", "0"), ("name", 'A "100"'), ("of", "used")] == 3
+    assert [one.labels["gpu"] for one in families["gainz_gpu_utilization_ratio"].samples] == ["0"]
+
+
+def test_metrics_obey_the_rules_of_the_format():
+    """Names, units, HELP and TYPE before the samples, one group a family, no series twice: what the parser forgives."""
+    text, groups, seen = rendered(), [], set()
+    assert text.endswith("\n")
+    for line in text.splitlines():
+        if line.startswith("# HELP "):
+            name, help_text = line[7:].split(" ", 1)
+            assert help_text and name not in groups and re.fullmatch(r"gainz_[a-z][a-z0-9_]*", name)
+            groups.append(name)
+        elif line.startswith("# TYPE "):
+            name, kind = line[7:].split(" ")
+            assert name == groups[-1] and kind in ("counter", "gauge", "histogram")
+            assert (kind == "counter") == name.endswith("_total") and not name.endswith(("_ms", "_mb", "_percent"))
+        else:
+            series = line.rsplit(" ", 1)[0]
+            assert series.startswith(groups[-1]) and series not in seen
+            float(line.rsplit(" ", 1)[1])
+            seen.add(series)
+    assert len(groups) >= 25
+
+
+def test_counters_only_grow_whatever_is_unloaded():
+    studio = FakeStudio()
+    studio.mark()
+    before = metrics.render(studio)[0]
+    studio.present = {}
+    studio.meter.heard({"models": {}})
+    assert 'gainz_tokens_total{model="tiny"} 7.0' in before and 'gainz_tokens_total{model="tiny"} 7.0' in metrics.render(studio)[0]
+
+
+# ---------------------------------------------------------------------------------------------- devices
+class FakeNvml:
+    """The four calls that are made of the driver's library."""
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self, devices: int) -> None:
+        self.devices, self.inits, self.broken = devices, 0, False
+
+    def nvmlInit(self):
+        self.inits += 1
+        if not self.devices:
+            raise self.NVMLError("no driver")
+
+    def nvmlDeviceGetCount(self):
+        if self.broken:
+            raise self.NVMLError("gone")
+        return self.devices
+
+    def nvmlDeviceGetHandleByIndex(self, index):
+        return index
+
+    def nvmlDeviceGetMemoryInfo(self, handle):
+        return SimpleNamespace(used=10 * (handle + 1), total=100)
+
+    def nvmlDeviceGetUtilizationRates(self, handle):
+        if handle == 1:
+            raise self.NVMLError("not supported")
+        return SimpleNamespace(gpu=40)
+
+    def nvmlDeviceGetName(self, handle):
+        return b"Device"
+
+
+def test_devices_tell_memory_and_how_busy_they_are(monkeypatch):
+    nvml = FakeNvml(2)
+    monkeypatch.setitem(__import__("sys").modules, "pynvml", nvml)
+    watch = gpu.GpuWatch()
+    assert watch.use() == (GpuUse("Device", 10, 100, 0.4), GpuUse("Device", 20, 100, None)) == watch.use()
+    assert nvml.inits == 1
+    nvml.broken = True
+    assert watch.use() == ()
+
+
+def test_without_a_driver_it_is_asked_once(monkeypatch):
+    nvml = FakeNvml(0)
+    monkeypatch.setitem(__import__("sys").modules, "pynvml", nvml)
+    watch = gpu.GpuWatch()
+    assert watch.use() == watch.use() == () and nvml.inits == 1
