@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
 
 from backends.base import DraftSpec, Sampling
 from backends.engine.loop import Engine
@@ -123,9 +124,7 @@ def made(kind: str, folder: Path) -> Path:
     source = starter()
     if kind == "4-bit":
         return source
-    from transformers import AutoModelForCausalLM
-    import torch
-    whole = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
+    whole = dequantized(source)
     if kind == "8-bit":
         return eight_bits(source, whole, folder / "starter-q8.gguf")
     whole.to(torch.bfloat16).save_pretrained(folder)
@@ -135,6 +134,21 @@ def made(kind: str, folder: Path) -> Path:
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n")
     text.close()
     return folder
+
+
+def dequantized(path: Path):
+    """transformers' own module with the file's weights in float32."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from backends.engine.gguf_weights import GgufWeights
+    from backends.gguf_file import read_model
+    source = GgufWeights(read_model(path))
+    config = dict(source.config)
+    whole = AutoModelForCausalLM.from_config(AutoConfig.for_model(config.pop("model_type"), **config), dtype=torch.float32)
+    missing, surplus = whole.load_state_dict({name: source.tensor(name).float() for name in source.names()}, strict=False)
+    source.close()
+    assert set(missing) <= {"lm_head.weight"} and not surplus
+    whole.tie_weights()
+    return whole
 
 
 def eight_bits(source: Path, whole, path: Path) -> Path:

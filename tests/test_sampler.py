@@ -202,3 +202,16 @@ def test_logprobs_are_those_of_the_log_softmax():  # GE-15
     assert [value for _, value in leaders] == pytest.approx(values.tolist(), abs=1e-4)
     assert sum(math.exp(value) for _, value in leaders) <= 1
     assert logprobs(logits.numpy(), 1, 0)[1] == []
+
+
+@pytest.mark.parametrize("extra", [{}, {"top_k": 7}, {"top_p": .8}, {"min_p": .1}, {"temperature": 0}])
+def test_logits_of_some_ids_alone_give_what_all_give_with_the_others_out_of_reach(extra):
+    """A draft's head of few ids: the noise is that of the ids, not of the columns."""
+    rng = np.random.default_rng(2)
+    names = np.sort(rng.choice(2000, 150, replace=False))
+    for position in range(80):
+        few = (rng.standard_normal(150) * rng.choice([.3, 2, 6])).astype(np.float32)
+        whole = np.full(2000, -np.inf, np.float32)
+        whole[names] = few
+        sampling = Sampling(**{"temperature": .9} | extra)
+        assert choose(few, sampling, 5, position, names=names) == choose(whole, sampling, 5, position)

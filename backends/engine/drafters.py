@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from backends.base import Decoder, Draft, Drafter, DraftJob, Slot, Step
+import numpy as np
+
+from backends.base import Decoder, Draft, Drafter, DraftJob, Sampling, Slot, Step
 from backends.engine import sampler
 
 CATCH_UP = 512                          # tokens a drafter computes at once when it has fallen behind
@@ -25,13 +27,20 @@ class _Place:
     slot: Slot
     start: int
     held: list[int]
+    agreed: int = 0                     # so many of them were the text's own when it was last looked at
 
 
 class Places:
-    """Where the sequences stand in one draft decoder, brought to what their texts have become."""
+    """Where the sequences stand in one draft decoder, brought to what their texts have become.
 
-    def __init__(self, decoder: Decoder) -> None:
-        self.decoder = decoder
+    ``narrow``: rows are of ``columns`` only, rising ids, where the decoder's head has no others (None: it has all). ``growing``:
+    what was a text's own stays so, and is not compared again. ``scan``: the decoder's own `sampler.Scan`."""
+
+    def __init__(self, decoder: Decoder, *, narrow: bool = False, growing: bool = False) -> None:
+        self.decoder, self._growing = decoder, growing
+        self.columns: np.ndarray | None = getattr(decoder, "columns", None) if narrow else None
+        self.scan = getattr(getattr(getattr(decoder, "arch", None), "ops", None), "scan", None)
+        self._narrow = {} if self.columns is None else {"narrow": True}
         self._known: dict[int, _Place] = {}
 
     def catch_up(self, sequence: int, ids: Sequence[int], read: int | None, ahead: int) -> list[int]:
@@ -41,10 +50,11 @@ class Places:
         place = self._known.get(sequence)
         if place is None or not self._near(place, ids, read, ahead):
             place = self._fresh(sequence, ids, read, ahead)
-        keep = min(common(place.held, ids[place.start:]), len(ids) - 1 - place.start)
+        keep = min(self._agreed(place, ids), len(ids) - 1 - place.start)
         if keep < len(place.held):
             self.decoder.truncate(place.slot, keep)
             del place.held[keep:]
+        place.agreed = keep
         feed = list(ids[place.start + keep:])
         if len(feed) <= CATCH_UP:
             return feed
@@ -57,7 +67,14 @@ class Places:
         """Can the slot go on: is it long enough, and not too far behind?"""
         if len(ids) <= place.start or len(ids) - place.start + ahead > self.decoder.context:
             return False
-        return read is None or len(ids) - place.start - common(place.held, ids[place.start:]) <= max(read, ahead + 2)
+        return read is None or len(ids) - place.start - self._agreed(place, ids) <= max(read, ahead + 2)
+
+    def _agreed(self, place: _Place, ids: Sequence[int]) -> int:
+        """How many of the held ids are the text's."""
+        if not self._growing:
+            place.agreed = 0
+        place.agreed += common(place.held[place.agreed:], ids[place.start + place.agreed:])
+        return place.agreed
 
     def _fresh(self, sequence: int, ids: Sequence[int], read: int | None, ahead: int) -> _Place:
         """A new slot: of the whole text where cache and ``read`` allow it, else of its end."""
@@ -71,14 +88,21 @@ class Places:
         place = self._known[sequence] = _Place(slot, start, list(ids[start:start + slot.length]))
         return place
 
+    def place(self, token: int) -> int | None:
+        """In which column its logit stands; None: in none."""
+        if self.columns is None:
+            return token if token < self.decoder.vocab.size else None
+        column = int(np.searchsorted(self.columns, token))
+        return column if column < len(self.columns) and self.columns[column] == token else None
+
     def reserve(self, sequence: int, count: int) -> bool:
         slot = self._known[sequence].slot
         return slot.length + count <= self.decoder.context and self.decoder.reserve(slot, count)
 
     def extend(self, feeds: Sequence[tuple[int, list[int]]]) -> list:
-        """One pass over (sequence, ids): the last row of logits of each, float32 [vocabulary] on the host."""
+        """One pass over (sequence, ids): the last row of logits of each, float32 [columns] on the host."""
         places = [self._known[sequence] for sequence, _ in feeds]
-        rows = self.decoder.extend([Step(place.slot, ids, 1) for place, (_, ids) in zip(places, feeds)])
+        rows = self.decoder.extend([Step(place.slot, ids, 1) for place, (_, ids) in zip(places, feeds)], **self._narrow)
         for place, (_, ids) in zip(places, feeds):
             place.held += ids
         return [sampler.rows(row)[0] for row in rows]
@@ -120,12 +144,14 @@ class ModelDrafter:
     ``known``: ids below it mean the same to both; a draft ends before any other."""
 
     def __init__(self, decoder: Decoder, known: int | None = None) -> None:
-        self.places = Places(decoder)
+        self.places = Places(decoder, narrow=True, growing=True)
         self.known = known
+        self._checked: dict[int, int] = {}          # sequence → so many of its ids are known; -1: some are not
 
     def propose(self, batch: Sequence[DraftJob]) -> list[Draft]:
         drafts = [Draft(source=MODEL) for _ in batch]
         most = [job.most(MODEL) for job in batch]
+        samplings = [self._own(job.sampling) for job in batch]
         feeds = [self._first(job, k) for job, k in zip(batch, most)]
         while True:
             active = [i for i, job in enumerate(batch) if feeds[i] and len(drafts[i]) < most[i]
@@ -134,32 +160,45 @@ class ModelDrafter:
                 return drafts
             rows = self.places.extend([(batch[i].sequence, feeds[i]) for i in active])
             for i, row in zip(active, rows):
-                token = _sample(batch[i], row, len(drafts[i]))
+                token = sampler.choose(row, samplings[i], batch[i].seed, len(batch[i].tokens) + len(drafts[i]),
+                                       scan=self.places.scan, names=self.places.columns)
                 feeds[i] = [token] if self.known is None or token < self.known else []
                 drafts[i] += feeds[i]
 
     def _first(self, job: DraftJob, most: int) -> list[int]:
         """What to feed before the first token; nothing where nothing is to be drafted, or where the text holds an id that
         the draft does not know."""
-        if not most or self.known is not None and max(job.tokens) >= self.known:
+        if not most or not self._knows(job):
             return []
         return self.places.catch_up(job.sequence, job.tokens, job.read, most)
 
+    def _knows(self, job: DraftJob) -> bool:
+        if self.known is None:
+            return True
+        checked = self._checked.get(job.sequence, 0)
+        if checked >= 0:
+            new = job.tokens[checked:]
+            checked = self._checked[job.sequence] = len(job.tokens) if max(new, default=0) < self.known else -1
+        return checked >= 0
+
+    def _own(self, sampling: Sampling) -> Sampling:
+        """Penalties are left to the target: they count a text that the draft may be wrong about."""
+        if not sampling.logit_bias and sampling.repetition_penalty == 1 and not sampling.frequency_penalty \
+                and not sampling.presence_penalty:
+            return sampling
+        place = self.places.place
+        bias = tuple((place(token), bias) for token, bias in sampling.logit_bias if place(token) is not None)
+        return replace(sampling, repetition_penalty=1.0, frequency_penalty=0.0, presence_penalty=0.0, logit_bias=bias)
+
     def forget(self, sequence: int) -> None:
         self.places.forget(sequence)
+        self._checked.pop(sequence, None)
 
     def shed(self, decoder: Decoder) -> bool:
         return self.places.shed(decoder)
 
     def close(self) -> None:
         self.places.close()
-
-
-def _sample(job: DraftJob, logits, ahead: int) -> int:
-    """Penalties are left to the target: they count a text that the draft may be wrong about."""
-    sampling = replace(job.sampling, repetition_penalty=1.0, frequency_penalty=0.0, presence_penalty=0.0, logit_bias=tuple(
-        (token, bias) for token, bias in job.sampling.logit_bias if token < len(logits)))
-    return sampler.choose(logits, sampling, job.seed, len(job.tokens) + ahead)
 
 
 # ------------------------------------------------------------------------------------------- both

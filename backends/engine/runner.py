@@ -35,13 +35,16 @@ class PagedSlot:
 
 
 class PagedDecoder:
-    """See `backends.base.Decoder`. ``prefixes`` False: nothing is published, nothing is reused."""
+    """See `backends.base.Decoder`. ``prefixes`` False: nothing is published, nothing is reused. ``columns``: int64, the ids
+    that a draft's head has rows of, rising; None: all."""
 
     def __init__(self, arch: Arch, kv: PagedKV, vocab: Vocab, context: int, *, device: torch.device | str = "cpu",
                  prefixes: bool = True) -> None:
         self.arch, self.kv, self.vocab, self.context = arch, kv, vocab, context
         self.device, self.prefixes = torch.device(device), prefixes
         self.pool = PagePool(kv.pages, PAGE)
+        named = getattr(arch, "columns", None)
+        self.columns = None if named is None else named[named < vocab.size].cpu().numpy()
         self._even: dict[int, tuple[Tensor, Tensor]] = {}       # starts and wanted of n sequences with one row each
         self.steps = self.rows = self.asked = self.reused = 0
 
@@ -105,14 +108,16 @@ class PagedDecoder:
 
     # ------------------------------------------------------------------------------------------ the forward verb
     @torch.inference_mode()
-    def extend(self, steps: Sequence[Step]) -> list[Tensor]:
+    def extend(self, steps: Sequence[Step], *, narrow: bool = False) -> list[Tensor]:
+        """``narrow``: of ``columns`` only, float32 [want, columns]; the others would be -inf."""
+        head, width = (self.arch.narrow, len(self.columns)) if narrow else (self.arch.logits, self.vocab.size)
         for step in steps:
             self._make_writable(step.slot, len(step.tokens))
         hidden = self.arch.forward(batch := self._batch(steps), self.kv.layers)
-        logits = fetch(self.arch.logits(_of(hidden, batch.wanted))[:, :self.vocab.size]) if len(batch.wanted) else hidden[:0]
+        logits = fetch(head(_of(hidden, batch.wanted))[:, :width]) if len(batch.wanted) else hidden[:0]
         self._settle(steps, batch)
         return list(logits.split([step.want for step in steps])) if len(batch.wanted) else [
-            torch.empty(0, self.vocab.size) for _ in steps]
+            torch.empty(0, width) for _ in steps]
 
     @torch.inference_mode()
     def states(self, slot: PagedSlot, tokens: Sequence[int]) -> Tensor:

@@ -90,6 +90,19 @@ class PlainScan:
 PLAIN = PlainScan()
 
 
+class NamedScan(PlainScan):
+    """Where a head has the rows of some ids only: columns are found, and the noise is that of the ids they stand for."""
+
+    def __init__(self, names: np.ndarray) -> None:
+        self._names = names
+
+    def lucky(self, logits: np.ndarray, level: float, place: np.uint64, bound: int) -> tuple[np.ndarray, np.ndarray]:
+        columns = self.above(logits, level)
+        random = noise.bits(place, self._names[columns])
+        keep = random >= np.uint64(bound)
+        return columns[keep], random[keep]
+
+
 # ------------------------------------------------------------------------------------------- choosing
 def rows(logits: Tensor) -> np.ndarray:
     """float32 [rows, vocabulary] on the host; no copy where the logits are there already."""
@@ -106,9 +119,11 @@ def is_plain(sampling: Sampling, history: History | None, banned: Sequence[int])
 
 
 def choose(logits: np.ndarray, sampling: Sampling, seed: int, position: int, history: History | None = None,
-           banned: Sequence[int] = (), allowed: np.ndarray | None = None, scan: Scan | None = None) -> int:
+           banned: Sequence[int] = (), allowed: np.ndarray | None = None, scan: Scan | None = None,
+           names: np.ndarray | None = None) -> int:
     """The token at ``position``. ``logits``: float32 [vocabulary], left unchanged; ``banned`` ids cannot be chosen, nor any
     outside ``allowed`` (bool [vocabulary]). ``scan`` looks through a vocabulary, in some faster way that finds the same.
+    ``names``: rising ids [columns], where the logits are of these alone; bias, bans and the like then count columns.
 
     Raises StepFailed when the logits are no numbers, or when nothing may be chosen.
     """
@@ -119,12 +134,20 @@ def choose(logits: np.ndarray, sampling: Sampling, seed: int, position: int, his
     if not np.isfinite(top):
         raise StepFailed("The model's output is not a number.", logit=top, position=position)
     if is_greedy(sampling):
-        return best
-    place, scan = noise.key(seed, position), scan or PLAIN
+        return best if names is None else int(names[best])
+    token = _draw(logits, top, sampling, noise.key(seed, position), (scan or PLAIN) if names is None else NamedScan(names), names)
+    return token if names is None else int(names[token])
+
+
+def _draw(logits: np.ndarray, top: float, sampling: Sampling, place: np.uint64, scan: Scan, names: np.ndarray | None) -> int:
     if not 0 < sampling.top_k < len(logits) and sampling.top_p >= 1 and sampling.min_p == 0:
-        return _draw_from_all(logits, top, sampling.temperature, place, scan)
+        return _draw_from_all(logits, top, sampling.temperature, place, scan, names)
     ids, values = _survivors(logits, top, sampling, scan)
-    return int(ids[_scores(values, top, sampling.temperature, noise.bits(place, ids)).argmax()])
+    return int(ids[_scores(values, top, sampling.temperature, _bits(place, ids, names)).argmax()])
+
+
+def _bits(place: np.uint64, columns: np.ndarray, names: np.ndarray | None) -> np.ndarray:
+    return noise.bits(place, columns if names is None else names[columns])
 
 
 def _adjusted(logits: np.ndarray, sampling: Sampling, history: History | None, banned: Sequence[int],
@@ -145,14 +168,15 @@ def _scores(values: np.ndarray, top: float, temperature: float, random: np.ndarr
     return (values.astype(np.float64) - top) / temperature + noise.gumbel(random)
 
 
-def _draw_from_all(logits: np.ndarray, top: float, temperature: float, place: np.uint64, scan: Scan) -> int:
+def _draw_from_all(logits: np.ndarray, top: float, temperature: float, place: np.uint64, scan: Scan,
+                   names: np.ndarray | None) -> int:
     """Gumbel-max over the whole vocabulary, looking closely only at tokens that can still win.
 
     The leading ones are scored first. Any other would need noise above what separates it from their winner: out of reach
     for most (the noise has an upper end), and for the rest a comparison of integers.
     """
     near = scan.above(logits, top - BANDS[0] * temperature)
-    scores = _scores(logits[near], top, temperature, noise.bits(place, near))
+    scores = _scores(logits[near], top, temperature, _bits(place, near, names))
     winner = scores.argmax()
     token, score = int(near[winner]), float(scores[winner])
     far, random = scan.lucky(logits, top + (score - noise.HIGHEST) * temperature, place, noise.bits_above(score + BANDS[0]))

@@ -84,11 +84,20 @@ class FusedDecoder:
             self._mlp(block, x)
         return x
 
+    @property
+    def columns(self) -> Tensor | None:
+        """The ids, rising, that the head has rows of; None: all."""
+        return self._ids
+
     def logits(self, rows: Tensor) -> Tensor:
-        found = self.ops.logits(self.ops.norm(rows, self._norm, self.plan.eps), self._head, self.plan.logit_softcap)
+        found = self.narrow(rows)
         if self._ids is None:
             return found
         return found.new_full((len(found), self.plan.vocab), -torch.inf).index_copy_(1, self._ids, found)
+
+    def narrow(self, rows: Tensor) -> Tensor:
+        """float32 [W, columns]: of the ids that the head has rows of."""
+        return self.ops.logits(self.ops.norm(rows, self._norm, self.plan.eps), self._head, self.plan.logit_softcap)
 
     def states(self, rows: Tensor) -> Tensor:
         """In float32, not through the ops: those hand a norm's rows on in the type that products want."""
