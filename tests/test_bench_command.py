@@ -13,7 +13,7 @@ from gainz_ui.services.bench import stage as staging
 from gainz_ui.services.bench.configs import Config
 from gainz_ui.services.bench.protocol import Design
 from gainz_ui.services.bench.roofline import roofline
-from gainz_ui.services.bench.run import bench
+from gainz_ui.services.bench.run import Ask, bench
 from gainz_ui.services.bench.workloads import Workload, from_file
 from gainz_ui.services.studio import Studio
 from gainz_ui.settings import Settings
@@ -54,7 +54,8 @@ def test_from_the_command_line(house, capsys, monkeypatch):
         assert all(pair[side]["tokens"] == 8 and pair[side]["cached"] == 0 for pair in found["pairs"])
         assert found[side]["decode"] > 0 and found[side]["roofline"]["ceiling"] > 0
     assert found["a"]["hash"] != found["b"]["hash"]
-    assert not (house / "outputs").exists() or not list((house / "outputs").iterdir())
+    assert [path.parent.name for path in (house / "outputs").rglob("*.json")] == ["calibration"]
+    assert found["calibration"]["pairs"] == 8 and (found["energy"]["source"] or found["energy"]["reason"])
 
 
 @pytest.mark.parametrize("words", [
@@ -72,7 +73,7 @@ def test_one_model_against_itself_with_another_setting_leaves_no_trace(house):
     studio = Studio(settings(house))
     try:
         studio.load("llama-fp16", {"context": 256, "streams": 1})
-        found = bench(studio, (Config("llama-fp16"), Config("llama-fp16", {"kv_type": "int8"})), Design(work(house), pairs=6), "test",
+        found = bench(studio, Ask((Config("llama-fp16"), Config("llama-fp16", {"kv_type": "int8"})), Design(work(house), pairs=6)), "test",
                       lambda _: None, Cancel())
         assert found["cause"] == "kv_type" and found["block"] == 1
         assert list(studio.loaded()) == ["llama-fp16"]
@@ -85,8 +86,8 @@ def test_sides_that_do_not_fit_together_take_turns(house, monkeypatch):
     monkeypatch.setattr(staging, "free_memory", lambda device: 1)
     studio, seen = Studio(settings(house)), []
     try:
-        found = bench(studio, (Config("llama-fp16"), Config("llama-autogptq-4bit-g128")), Design(work(house), pairs=staging.BLOCK), "test",
-                      lambda _: seen.append(len(studio.loaded())), Cancel())
+        ask = Ask((Config("llama-fp16"), Config("llama-autogptq-4bit-g128")), Design(work(house), pairs=staging.BLOCK))
+        found = bench(studio, ask, "test", lambda _: seen.append(len(studio.loaded())), Cancel())
         assert found["block"] == len(found["pairs"]) == staging.BLOCK and max(seen) == 1
         assert not studio.loaded()
     finally:

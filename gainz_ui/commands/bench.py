@@ -13,7 +13,7 @@ from gainz_ui import __version__
 from gainz_ui.longwork import failed, watched
 from gainz_ui.services.bench.configs import Config
 from gainz_ui.services.bench.protocol import Design
-from gainz_ui.services.bench.run import bench
+from gainz_ui.services.bench.run import Ask, bench
 from gainz_ui.services.bench.workloads import Workload, from_file, from_name
 from gainz_ui.services.studio import Studio
 from gainz_ui.settings import Settings
@@ -21,8 +21,8 @@ from gainz_ui.terminal import show_table
 
 NAME, HELP, ORDER = "bench", "measure one configuration against another: ratio, interval, verdict", 48
 SETTINGS = ("models", "outputs", "logs")
-ROWS = (("decode, tok/s", "decode"), ("prefill, tok/s", "prefill"), ("TTFT, s", "ttft"), ("end to end, s", "end_to_end"),
-        ("acceptance rate", "acceptance"), ("tokens a pass", "tokens_per_pass"))
+ROWS = (("decode, tok/s", "decode"), ("together, tok/s", "throughput"), ("prefill, tok/s", "prefill"), ("TTFT, s", "ttft"), ("end to end, s", "end_to_end"),
+        ("acceptance rate", "acceptance"), ("tokens a pass", "tokens_per_pass"), ("joules a token", "joules_per_token"))
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,17 +37,22 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--mode", choices=("cold", "warm"), default="cold",
                         help="cold: no prompt was ever seen before; warm: prompts may be in the cache (default: cold)")
     parser.add_argument("--seed", type=int, default=0, metavar="INT", help="of the order of the sides (default: 0)")
+    parser.add_argument("--streams", default="1", metavar="N[,N…]", help="answers at once, 1 to 16, or several numbers to go through: "
+                        "throughput, goodput and queueing (default: 1)")
+    parser.add_argument("--limits", default="1,0.1", metavar="TTFT,TPOT", help="seconds to the first token, and a token, that count as "
+                        "good (default: 1,0.1)")
+    parser.add_argument("--plant", type=float, default=0.0, metavar="PERCENT",
+                        help="test the benchmark itself: tokens of B are held back by so many percent of their time")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the whole report there, every pair included")
 
 
 def run(settings: Settings, given: argparse.Namespace) -> int:
     with watched(False) as (progress, cancel):
         try:
-            design = Design(workload(given.workload, given.tokens), pairs=_pairs(given.pairs), mode=given.mode, seed=given.seed)
-            configs = (Config.parse(given.a), Config.parse(given.b))
+            ask = _ask(given)
             studio = Studio(settings)
             try:
-                found = bench(studio, configs, design, __version__, progress, cancel)
+                found = bench(studio, ask, __version__, progress, cancel)
             finally:
                 studio.close()
             if given.json is not None:
@@ -66,10 +71,22 @@ def workload(name: str, tokens: int | None) -> Workload:
     return from_name(name if tokens is None else f"{name}-{tokens}")
 
 
-def _pairs(asked: int | None) -> int | None:
-    if asked is not None and not 1 <= asked <= 10_000:
-        raise InvalidRequest("A benchmark takes 1 to 10000 pairs.", field="pairs", pairs=asked)
-    return asked
+def _ask(given: argparse.Namespace) -> Ask:
+    design = Design(workload(given.workload, given.tokens), pairs=given.pairs, mode=given.mode, seed=given.seed)
+    ttft, tpot = numbers("limits", given.limits, float, 2)
+    return Ask((Config.parse(given.a), Config.parse(given.b)), design, tuple(numbers("streams", given.streams, int)), ttft, tpot,
+               given.plant / 100)
+
+
+def numbers(field: str, text: str, kind: type, count: int | None = None) -> list[Any]:
+    """"1,2,4"; ``count``: how many there must be. InvalidRequest."""
+    try:
+        found = [kind(part) for part in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or count not in (None, len(found)):
+        raise InvalidRequest(f"--{field} takes numbers with commas between them, not {text!r}.", field=field)
+    return found
 
 
 def _write(path: Path, found: dict[str, Any]) -> None:
@@ -81,10 +98,17 @@ def _write(path: Path, found: dict[str, Any]) -> None:
 
 def _show(found: dict[str, Any]) -> None:
     a, b = found["a"], found["b"]
-    rows = [(label, _figure(a[key]), _figure(b[key]), _figure(found["measures"].get(key, {}).get("ratio"))) for label, key in ROWS]
+    rows = [(label, _figure(a[key]), _figure(b[key]), _figure(found["measures"].get(key, {}).get("ratio"))) for label, key in ROWS
+            if a[key] is not None or b[key] is not None]
     roofs = [side["roofline"]["share"] if side["roofline"] else None for side in (a, b)]
     rows.append(("share of the bandwidth's ceiling", *(f"{100 * share:.0f} %" if share else "-" for share in roofs), ""))
     show_table(("MEASURE", f"A: {a['asked']}", f"B: {b['asked']}", "B / A"), rows)
+    for level in found["levels"]:
+        print(f"{level['streams']:>2} at once: A {_figure(level['a']['tokens_per_second'])}, B {_figure(level['b']['tokens_per_second'])} tok/s, "
+              f"ratio {_figure(level['ratio'])}; within the limits A {_figure(level['a']['goodput'])}, B {_figure(level['b']['goodput'])} "
+              "answers a second")
+    if not found["energy"]["source"]:
+        print(f"Energy is not measurable: {found['energy']['reason']}.")
     print(found["sentence"])
     if found["cancelled"]:
         print("Stopped early: this is what was measured until then.")

@@ -15,8 +15,9 @@ from typing import Any
 import psutil
 
 from backends.base import ModelInfo
-from gainz_ui.services.bench.configs import Config, differences, digest, resolved
-from gainz_ui.services.bench.asking import Run
+from gainz_ui.services.bench.configs import differences, digest, resolved
+from gainz_ui.services.bench.asking import Answered, Run
+from gainz_ui.services.bench.energy import Meter
 from gainz_ui.services.bench.protocol import ARMS, Design, Outcome
 from gainz_ui.services.bench.roofline import roofline
 from gainz_ui.services.doctor import cpu_name, package_version
@@ -29,30 +30,66 @@ MEASURES: dict[str, Callable[[Run], float | None]] = {
     "prefill": lambda run: run.prefill,
     "ttft": lambda run: run.ttft,
     "end_to_end": lambda run: run.seen.total,
+    "throughput": lambda run: run.throughput,
+    "joules_per_token": lambda run: run.joules / run.tokens if run.joules and run.tokens else None,
 }
 PACKAGES = ("torch", "transformers", "gradio", "numpy")
 
 
-def report(design: Design, configs: Sequence[Config], infos: Sequence[ModelInfo], outcome: Outcome, bandwidth: float,
-           gainz: str) -> dict[str, Any]:
-    """Ratios are B to A: of speeds above 1 where B is faster, of times (ttft, end_to_end) below 1."""
-    sides = [resolved(config, info) for config, info in zip(configs, infos)]
-    differs = differences(*sides, {key for config in configs for key in config.options})
-    verdict, main = outcome.verdict(), outcome.estimate()
+def report(design: Design, ask: Any, infos: Sequence[ModelInfo], outcome: Outcome, bandwidth: float, gainz: str,
+           calibration: Mapping[str, Any] | None = None, meter: Meter | None = None) -> dict[str, Any]:
+    """``ask``: a `run.Ask`. Ratios are B to A: of speeds above 1 where B is faster, of times (ttft, end_to_end) below 1. The verdict
+    is about ``main``; it is withheld while ``calibration`` failed."""
+    sides = [resolved(config, info) for config, info in zip(ask.configs, infos)]
+    differs = differences(*sides, {key for config in ask.configs for key in config.options})
+    withheld = calibration is not None and not calibration["passed"]
+    verdict, main, meter = outcome.verdict(), outcome.estimate(), meter or Meter()
     said = {
         "schema": SCHEMA, "made": datetime.now(UTC).isoformat(timespec="seconds"),
-        "verdict": verdict.word, "more_pairs": verdict.more, **_estimate(main),
+        "verdict": UNKNOWN if withheld else verdict.word, "more_pairs": None if withheld else verdict.more, "withheld": withheld,
+        "calibration": calibration, "planted": ask.plant, "main": "throughput" if design.streams > 1 else "decode", "same": outcome.same,
+        **_estimate(main),
         "pairs": [asdict(pair) for pair in outcome.pairs], "repeated": outcome.repeated,
         "noisy": sum(bool(pair.noise) for pair in outcome.pairs), "warmups": outcome.warmups, "cancelled": outcome.cancelled,
         "differs": {key: list(pair) for key, pair in differs.items()}, "cause": next(iter(differs)) if len(differs) == 1 else None,
         "workload": design.workload.name, "tokens": design.workload.tokens, "mode": design.mode, "seed": design.seed,
-        "block": design.block,
+        "asked_pairs": design.pairs, "streams": design.streams, "block": design.block,
+        "limits": {"ttft": ask.ttft_limit, "tpot": ask.tpot_limit},
         "measures": {name: _estimate(outcome.estimate(of)) for name, of in MEASURES.items()},
-        "environment": environment(bandwidth, gainz)}
-    for arm, config, info, values in zip(ARMS, configs, infos, sides):
+        "energy": {"source": meter.source, "reason": meter.reason}, "environment": environment(bandwidth, gainz)}
+    for arm, config, info, values in zip(ARMS, ask.configs, infos, sides):
         runs = [getattr(pair, arm) for pair in outcome.pairs]
-        said[arm] = {"asked": str(config), "resolved": values, "hash": digest(values), **summary(info, runs, bandwidth)}
+        said[arm] = {"asked": str(config), "model": config.model, "options": dict(config.options),
+                     "draft": asdict(config.draft) if config.draft else None, "resolved": values, "hash": digest(values),
+                     **summary(info, runs, bandwidth), **served(runs, ask.ttft_limit, ask.tpot_limit)}
     return said | {"sentence": sentence(said)}
+
+
+def levels(outcomes: Mapping[int, Outcome], ask: Any) -> list[dict[str, Any]]:
+    """What each number of answers at once gave; [] where there was only one."""
+    if len(outcomes) < 2:
+        return []
+    return [{"streams": streams, "verdict": outcome.verdict().word, "pairs": len(outcome.pairs), **_estimate(outcome.estimate()),
+             **{arm: served([getattr(pair, arm) for pair in outcome.pairs], ask.ttft_limit, ask.tpot_limit) for arm in ARMS}}
+            for streams, outcome in outcomes.items()]
+
+
+def served(runs: Sequence[Run], ttft_limit: float, tpot_limit: float) -> dict[str, Any]:
+    """How answers fared that ran at once: tokens a second of all, answers a second that kept both limits (``goodput``: Zhong and
+    others, DistServe, 2024), and how long they waited. Seconds; of each answer by itself."""
+    answers = [answer for run in runs for answer in run.answers]
+    seconds = sum(run.seen.total for run in runs)
+    kept = sum(_kept(answer, ttft_limit, tpot_limit) for answer in answers)
+    waits = [answer.queue for answer in answers if answer.queue is not None]
+    return {"tokens_per_second": sum(run.tokens for run in runs) / seconds if seconds else None,
+            "goodput": kept / seconds if seconds else None, "kept_limits": kept / len(answers) if answers else None,
+            "queue_p50": _at(sorted(waits), 0.5), "queue_p99": _at(sorted(waits), 0.99),
+            "answer_ttft_p50": _at(sorted(a.ttft for a in answers if a.ttft is not None), 0.5),
+            "answer_ttft_p99": _at(sorted(a.ttft for a in answers if a.ttft is not None), 0.99)}
+
+
+def _kept(answer: Answered, ttft_limit: float, tpot_limit: float) -> bool:
+    return answer.ttft is not None and answer.ttft <= ttft_limit and (answer.tpot is None or answer.tpot <= tpot_limit)
 
 
 def summary(info: ModelInfo, runs: Sequence[Run], bandwidth: float) -> dict[str, Any]:
@@ -68,8 +105,16 @@ def summary(info: ModelInfo, runs: Sequence[Run], bandwidth: float) -> dict[str,
             "itl_p50": _at(gaps, 0.5), "itl_p99": _at(gaps, 0.99),
             "acceptance": sum(run.accepted for run in runs) / drafted if drafted else None,
             "tokens_per_pass": tokens / passes if passes else None,
-            "memory": {"weights": info.weights_bytes, "kv_per_token": info.kv_bytes_per_token, "peak": info.peak_bytes},
+            "memory": memory(info),
             "load_seconds": info.load_seconds, "roofline": asdict(found) if found else None}
+
+
+def memory(info: ModelInfo) -> dict[str, int | None]:
+    """Bytes. ``kv``: of the whole context; ``workspace``: expected before the load; ``peak``: growth of the engine that was seen."""
+    expected = info.estimate
+    kv = expected.kv if expected else info.kv_bytes_per_token * info.context if info.kv_bytes_per_token else None
+    return {"weights": info.weights_bytes, "kv": kv, "kv_per_token": info.kv_bytes_per_token,
+            "workspace": expected.workspace if expected else None, "peak": info.peak_bytes}
 
 
 def sentence(said: Mapping[str, Any]) -> str:
@@ -77,13 +122,16 @@ def sentence(said: Mapping[str, Any]) -> str:
     word, ratio, interval = said["verdict"], said["ratio"], said["interval"]
     if ratio is None:
         return "Nothing could be compared."
+    if said["withheld"]:
+        return "No verdict: this machine found a difference between A and A (calibration failed)."
     cause = f" ({said['cause']})" if said["cause"] else f"; the sides differ in {len(said['differs'])} settings" if said["differs"] else ""
     spread = f", {100 * (1 - said['level']):.4g} % interval {interval[0]:.3f} to {interval[1]:.3f}" if interval else ""
     figures = f"ratio {ratio:.3f}{spread}, {said['units']} prompts"
     if word == ALIKE:
-        return f"SAME: B decodes as fast as A within 2 % ({figures}){cause}."
+        return f"SAME: B decodes as fast as A within {100 * said['same']:g} % ({figures}){cause}."
     if word in (FASTER, SLOWER):
-        return f"{word}: B decodes at {ratio:.2f} times A's speed ({figures}){cause}."
+        does = "decodes" if said["main"] == "decode" else f"serves {said['streams']} answers at once"
+        return f"{word}: B {does} at {ratio:.2f} times A's speed ({figures}){cause}."
     more = f" About {said['more_pairs']} more would tell." if said["more_pairs"] else ""
     return f"{UNKNOWN}: {figures}{cause}.{more}"
 

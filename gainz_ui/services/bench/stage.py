@@ -1,8 +1,7 @@
 """Both sides of a benchmark made ready to answer, and the memory as it was afterwards.
 
 A side that is loaded already with the same settings is used as it is, and what a side leaves open is as that model is loaded;
-others are loaded under a name of their own, so that one
-model can stand against itself with other settings. Where memory does not hold both, each is loaded when its turn comes, and the
+others are loaded under a name of their own, so that one model can stand against itself with other settings. Where memory does not hold both, each is loaded when its turn comes, and the
 measurement goes in blocks.
 """
 
@@ -28,8 +27,8 @@ BLOCK = 4                       # pairs of a block, where the sides take turns i
 class Stage:
     """A context manager. ``block``: what a `Design` needs to know. ``sides``: A and B, once entered."""
 
-    def __init__(self, studio: Any, configs: Sequence[Config], progress: ProgressFn, cancel: Cancel) -> None:
-        self.studio, self.configs, self.progress, self.cancel = studio, tuple(configs), progress, cancel
+    def __init__(self, studio: Any, configs: Sequence[Config], progress: ProgressFn, cancel: Cancel, streams: int = 1) -> None:
+        self.studio, self.configs, self.progress, self.cancel, self.streams = studio, tuple(configs), progress, cancel, streams
         self.sides: tuple[Any, ...] = ()
         self.block = 1
         self._stack = ExitStack()
@@ -79,9 +78,15 @@ class _Place:
             raise InvalidRequest(f"{config.model} cannot be loaded: {self.entry.reason}.", field="model")
         self.backend = studio.registry.get(self.entry.backend)
         present = studio.loaded().get(config.model)
-        usual = dict(present.options) if present is not None else load_options(studio, self.entry.name, CONTEXT) if self.entry.local else {}
+        usual = dict(present.options) if present is not None else self._usual()
         self.options = make_options(self.backend.options, usual | dict(config.options))
         self.loaded = present is not None and dict(present.options) == values(self.options)
+
+    def _usual(self) -> dict[str, Any]:
+        """With as many streams as will be measured."""
+        if not self.entry.local:
+            return {}
+        return load_options(self.stage.studio, self.entry.name, CONTEXT) | {"streams": self.stage.streams}
 
     def same(self, other: _Place) -> bool:
         return self.entry.name == other.entry.name and self.options == other.options and self.loaded == other.loaded
@@ -100,7 +105,7 @@ class _Place:
     def load(self) -> tuple[Model, Any]:
         stage, studio = self.stage, self.stage.studio
         if not self.backend.local:
-            model = self.backend.load(studio.directory(self.entry.name), self.options, stage.progress, stage.cancel)
+            model = self.backend.load(studio.directory(self.entry.name), self.options, stage.progress, stage.cancel, studio.reach)
             return model, model.close
         try:
             studio.host.unload(self.alias)              # what a killed benchmark left there

@@ -1,0 +1,181 @@
+"""The figures of a benchmark, pure: a report (plain JSON) and words in, plotly figures out. None where a report has nothing to show.
+
+Everywhere A and B have the same two colours, and right or up is faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import plotly.graph_objects as go
+
+from gainz_ui.plots import COLORS, GREY, GRID, frame
+
+A, B, BAD = COLORS[0], COLORS[3], "#dc2626"
+COLOR = {"a": A, "b": B}
+TIMES = ("ttft", "end_to_end")          # measures of which less is better
+SHOWN = ("throughput", "decode", "prefill", "ttft", "end_to_end")
+WIDE = 1.5                              # longest over shortest context from which on its influence is drawn
+Report, Words = Mapping[str, Any], Mapping[str, str]
+
+
+def ratio(report: Report, words: Words) -> go.Figure | None:
+    """Every measure as a speed-up of B over A with its interval, beside 1 and the margin that counts as the same."""
+    rows = [(name, found) for name in reversed(SHOWN) if (found := report["measures"].get(name)) and found["ratio"]]
+    if not rows:
+        return None
+    points = [(words[name], *_speedup(name, found)) for name, found in rows]
+    figure = frame(words["speedup"], "", height=110 + 46 * len(points))
+    same = 1 + report["same"]
+    figure.add_vrect(x0=1 / same, x1=same, fillcolor=GREY, opacity=0.18, line_width=0)
+    figure.add_vline(x=1, line={"color": GREY, "width": 1.5, "dash": "dot"})
+    main = words[report["main"]]
+    figure.add_scatter(
+        x=[middle for _, middle, _, _ in points], y=[name for name, *_ in points], mode="markers+text",
+        text=[f"{middle:.2f}×" for _, middle, _, _ in points], textposition="top center", cliponaxis=False,
+        marker={"size": [13 if name == main else 9 for name, *_ in points], "color": [B if name == main else GREY for name, *_ in points]},
+        error_x={"type": "data", "symmetric": False, "array": [high - middle for _, middle, _, high in points],
+                 "arrayminus": [middle - low for _, middle, low, _ in points], "color": GREY, "thickness": 2, "width": 5},
+        customdata=[(low, high) for *_, low, high in points],
+        hovertemplate="%{y}: %{x:.3f} (%{customdata[0]:.3f} – %{customdata[1]:.3f})<extra></extra>")
+    low, high = min(low for _, _, low, _ in points), max(high for *_, high in points)
+    figure.update_xaxes(rangemode="normal", range=_around(min(low, 1 / same), max(high, same)), tickformat=".3~g")
+    figure.update_yaxes(rangemode="normal", gridcolor="rgba(0,0,0,0)", range=[-0.6, len(points) - 0.3])
+    figure.update_layout(margin={"l": 96})
+    return figure
+
+
+def slopes(report: Report, words: Words) -> go.Figure | None:
+    """Each pair as a line from A to B."""
+    pairs = [(pair, one, other) for pair in report["pairs"] if (one := _speed(report, pair["a"])) and (other := _speed(report, pair["b"]))]
+    if not pairs:
+        return None
+    figure = frame("", words["speed"], height=320)
+    for number, (pair, one, other) in enumerate(pairs, 1):
+        figure.add_scatter(x=["A", "B"], y=[one, other], mode="lines+markers", opacity=0.6,
+                           line={"color": BAD if pair["noise"] else GREY, "width": 1.2}, marker={"size": 8, "color": [A, B]},
+                           hovertemplate=f"{words['pair']} {number}: %{{x}} %{{y:.1f}}<extra></extra>")
+    figure.update_xaxes(rangemode="normal", range=[-0.3, 1.3], gridcolor="rgba(0,0,0,0)")
+    return figure
+
+
+def over_time(report: Report, words: Words) -> go.Figure | None:
+    """The ratio of each pair in the order in which they were measured, over what the probe read from memory just then."""
+    found = [(number, _speed(report, pair["b"]) / _speed(report, pair["a"]), pair) for number, pair in enumerate(report["pairs"], 1)
+             if _speed(report, pair["a"]) and _speed(report, pair["b"])]
+    if not found:
+        return None
+    figure = frame(words["pair"], words["ratio"], height=320)
+    numbers = [number for number, _, _ in found]
+    if report["interval"]:
+        figure.add_hrect(y0=report["interval"][0], y1=report["interval"][1], fillcolor=B, opacity=0.15, line_width=0)
+    figure.add_hline(y=1, line={"color": GREY, "width": 1.5, "dash": "dot"})
+    figure.add_scatter(x=numbers, y=[value for _, value, _ in found], mode="markers", name=words["ratio"],
+                       marker={"size": 9, "color": [BAD if pair["noise"] else B for *_, pair in found],
+                               "symbol": ["x" if pair["noise"] else "circle" for *_, pair in found]},
+                       hovertemplate="%{x}: %{y:.3f}<extra></extra>")
+    weather = [pair["weather"]["bandwidth"] / 1e9 if pair["weather"] else None for *_, pair in found]
+    figure.add_bar(x=numbers, y=weather, yaxis="y2", marker={"color": GREY, "opacity": 0.55}, name=words["probe"],
+                   hovertemplate="%{y:.1f} GB/s<extra></extra>")
+    values = [value for _, value, _ in found] + list(report["interval"] or ()) + [1.0]
+    figure.update_layout(yaxis={"domain": [0.34, 1], "rangemode": "normal", "range": _around(min(values), max(values))},
+                         yaxis2={"domain": [0, 0.22], "title": {"text": words["probe"], "standoff": 8}, "gridcolor": GRID, "nticks": 3,
+                                 "fixedrange": True, "anchor": "x"})
+    figure.update_xaxes(rangemode="normal", range=[0.4, len(report["pairs"]) + 0.6], anchor="y2", tickformat="d")
+    return figure
+
+
+def gaps(report: Report, words: Words) -> go.Figure | None:
+    """Inter-token latencies as their distribution function: how many of the gaps were at most so long."""
+    figure, drawn = frame(words["gap"], words["share"], height=320), False
+    for arm in "ab":
+        values = sorted(1000 * gap for pair in report["pairs"] for gap, _ in pair[arm]["seen"]["gaps"] if gap > 0)
+        if values:
+            drawn = True
+            shown = _thinned(values)
+            figure.add_scatter(x=[value for value, _ in shown], y=[100 * share for _, share in shown], mode="lines", name=arm.upper(),
+                               line={"color": COLOR[arm], "width": 2, "shape": "hv"},
+                               hovertemplate="%{x:.2f} ms: %{y:.1f} %<extra>" + arm.upper() + "</extra>")
+    figure.update_xaxes(type="log", rangemode="normal", dtick="D2", tickformat=".3~g", exponentformat="none")
+    figure.update_yaxes(range=[0, 102])
+    return _with_legend(figure) if drawn else None
+
+
+def roofline(report: Report, words: Words) -> go.Figure | None:
+    """What the memory's bandwidth would allow at most, and what was reached of it."""
+    sides = [(arm.upper(), report[arm]["roofline"], report[arm]["decode"]) for arm in "ab" if report[arm]["roofline"]]
+    if not sides:
+        return None
+    figure = frame(words["speed"], "", height=250)
+    names = [name for name, _, _ in sides][::-1]
+    figure.add_bar(y=names, x=[roof["ceiling"] for _, roof, _ in sides][::-1], orientation="h", name=words["ceiling"],
+                   marker={"color": "rgba(128,128,128,.25)", "line": {"color": GREY, "width": 1.5}}, width=0.62,
+                   hovertemplate="%{x:.1f} tok/s<extra></extra>")
+    figure.add_bar(y=names, x=[speed for *_, speed in sides][::-1], orientation="h", name=words["reached"], width=0.36,
+                   marker={"color": [COLOR[name.lower()] for name in names]},
+                   text=[f"{100 * roof['share']:.0f} % · {words[roof['bound']]}" for _, roof, _ in sides][::-1], textposition="inside",
+                   insidetextanchor="start", textfont={"color": "white"}, hovertemplate="%{x:.1f} tok/s<extra></extra>")
+    figure.update_layout(barmode="overlay")
+    figure.update_yaxes(rangemode="normal", gridcolor="rgba(0,0,0,0)")
+    return figure
+
+
+def by_context(report: Report, words: Words) -> go.Figure | None:
+    """Speed over the length of the context, where the workload has different ones."""
+    points = {arm: [(run["prompt_tokens"] + run["tokens"] / 2, run["decode"]) for pair in report["pairs"] if (run := pair[arm])["decode"]]
+              for arm in "ab"}
+    lengths = [length for found in points.values() for length, _ in found]
+    if report["streams"] > 1 or not lengths or max(lengths) < WIDE * min(lengths):
+        return None
+    figure = frame(words["context"], words["speed"], height=320)
+    for arm, found in points.items():
+        figure.add_scatter(x=[x for x, _ in found], y=[y for _, y in found], mode="markers", name=arm.upper(),
+                           marker={"color": COLOR[arm], "size": 8}, hovertemplate="%{x:.0f}: %{y:.1f}<extra>" + arm.upper() + "</extra>")
+    return _with_legend(figure)
+
+
+def by_streams(report: Report, words: Words) -> go.Figure | None:
+    """Tokens a second of all answers together, over how many there were at once."""
+    levels = report.get("levels") or []
+    if not levels:
+        return None
+    figure = frame(words["streams"], words["together"], height=320)
+    numbers = [level["streams"] for level in levels]
+    for arm in "ab":
+        figure.add_scatter(x=numbers, y=[level[arm]["tokens_per_second"] for level in levels], mode="lines+markers", name=arm.upper(),
+                           line={"color": COLOR[arm], "width": 2}, marker={"size": 9},
+                           customdata=[[level[arm]["goodput"], level[arm]["answer_ttft_p99"]] for level in levels],
+                           hovertemplate="%{x}: %{y:.1f} tok/s · " + words["goodput"] + " %{customdata[0]:.2f}/s · TTFT p99 "
+                                         "%{customdata[1]:.2f} s<extra>" + arm.upper() + "</extra>")
+    figure.update_xaxes(tickvals=numbers, rangemode="normal", range=[0, max(numbers) * 1.06])
+    return _with_legend(figure)
+
+
+# ---------------------------------------------------------------------------------------------- small things
+def _speed(report: Report, run: Mapping[str, Any]) -> float | None:
+    return run[report["main"]]
+
+
+def _speedup(name: str, found: Mapping[str, Any]) -> tuple[float, float, float]:
+    """(middle, low, high), turned over where less is better. Without an interval both ends are the middle."""
+    middle = found["ratio"]
+    low, high = found["interval"] or (middle, middle)
+    return (1 / middle, 1 / high, 1 / low) if name in TIMES else (middle, low, high)
+
+
+def _around(low: float, high: float) -> list[float]:
+    room = max(0.12 * (high - low), 0.02)
+    return [low - room, high + room]
+
+
+def _thinned(values: Sequence[float], most: int = 400) -> list[tuple[float, float]]:
+    """(value, share of all at most so large), at most so many."""
+    step = max(1, len(values) // most)
+    chosen = [*range(0, len(values), step), len(values) - 1]
+    return [(values[index], (index + 1) / len(values)) for index in dict.fromkeys(chosen)]
+
+
+def _with_legend(figure: go.Figure) -> go.Figure:
+    figure.update_layout(showlegend=True, legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0})
+    return figure
