@@ -37,7 +37,7 @@ def load(model: ModelDir, options: LocalOptions, progress: ProgressFn, cancel: C
     model = replace(model, config={**model.config, "quantization_config": dict(quantization.data)})
     source = PackedFiles(model, AwqLayout(quantization))
     text = TextCodec.from_folder(model.folder)
-    return assemble(model, "awq", format_of(quantization), source, text, options, progress, cancel, source.notes)
+    return assemble(model, "awq", format_of(quantization), source, lambda: text, options, progress, cancel, source.notes)
 
 
 BACKEND = Backend("awq", "AWQ", ("torch", "safetensors", "tokenizers"), LocalOptions, claims, load, order=30, check=check)

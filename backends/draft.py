@@ -71,7 +71,7 @@ def load(model: ModelDir, options: LocalOptions, progress: ProgressFn, cancel: C
     lender, text = open_parent(parent, find(parent))
     own = SafetensorsSource(model) if quantization is None else PackedFiles(model, GptqLayout(quantization))
     source = DraftSource(own, lender, _ids(model, said), said["digest"], parent.name)
-    return assemble(model, "draft", claims(model).format, source, text, options, progress, cancel,
+    return assemble(model, "draft", claims(model).format, source, lambda: text, options, progress, cancel,
                     (f"Embeddings, head and tokenizer are those of {parent.name}.",))
 
 

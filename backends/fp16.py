@@ -43,7 +43,7 @@ def load(model: ModelDir, options: Fp16Options, progress: ProgressFn, cancel: Ca
     from backends.engine.weights import SafetensorsSource
     source = SafetensorsSource(model)
     text = TextCodec.from_folder(model.folder)
-    return assemble(model, "fp16", claims(model).format, source, text, options, progress, cancel)
+    return assemble(model, "fp16", claims(model).format, source, lambda: text, options, progress, cancel)
 
 
 BACKEND = Backend("fp16", "FP16 / BF16 / FP32 (safetensors)",

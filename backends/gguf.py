@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from backends.base import (
     Backend, BrokenFile, Cancel, Claim, LocalOptions, Model, ModelDir, Progress, ProgressFn, UnknownFormat)
 from backends.gguf_file import SPLIT_NAME, GgufFile, read_model
+
+if TYPE_CHECKING:
+    from backends.engine.text import TextCodec
 
 # Files that accompany a model and are none: image projectors, importance matrices, adapters, draft heads' vocabularies.
 COMPANION = re.compile(r"(^|[-_.])(mmproj|imatrix|lora|vocab)([-_.]|$)", re.IGNORECASE)
@@ -53,7 +57,7 @@ def load(model: ModelDir, options: LocalOptions, progress: ProgressFn, cancel: C
     from backends.engine.assemble import assemble
     from backends.engine.gguf_config import FAMILIES
     from backends.engine.gguf_foreign import ForeignGguf
-    from backends.engine.gguf_text import text_of
+    from backends.engine import gguf_text
     from backends.engine.gguf_weights import GgufWeights
     path = find(model)
     if path is None:
@@ -62,8 +66,15 @@ def load(model: ModelDir, options: LocalOptions, progress: ProgressFn, cancel: C
     file = read_model(path)
     source = GgufWeights(file) if file.architecture in FAMILIES else ForeignGguf(file)
     cancel.raise_if_set("The load")
-    text, notes = text_of(file)
-    return assemble(model, "gguf", format_of(file), source, text, options, progress, cancel, (*source.notes, *notes))
+    gguf_text.check(file)
+    notes = [*source.notes]
+
+    def text() -> TextCodec:
+        codec, more = gguf_text.text_of(file)
+        notes.extend(more)
+        return codec
+
+    return assemble(model, "gguf", format_of(file), source, text, options, progress, cancel, notes)
 
 
 BACKEND = Backend("gguf", "GGUF", ("torch", "tokenizers", "jinja2"), LocalOptions, claims, load, order=40, check=check)

@@ -1,4 +1,4 @@
-"""A GGUF file's header, metadata and tensor directory. Standard library only; every read is bounded by the file itself.
+"""A GGUF file's header, metadata and tensor directory. Standard library and NumPy; every read is bounded by the file itself.
 
 Knows the container: magic, version, typed key-value pairs, the tensor directory, alignment, split files. Refuses to know
 what a key or a tensor means, and never touches tensor data: it only proves that each tensor lies inside the file, whole,
@@ -17,15 +17,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
-from operator import sub
 from pathlib import Path
 from typing import Any, BinaryIO
+
+import numpy as np
 
 from backends.errors import BrokenFile, UnknownFormat, UnsupportedTensor
 
 MAX_DIMS, MAX_KEY, MAX_KEYS, MAX_TENSORS, MAX_STRINGS, MAX_ALIGNMENT = 4, 65_535, 1 << 16, 1 << 17, 1 << 21, 1 << 20
 MAX_TEXT = 16 << 20                 # bytes of one string or of one array of metadata
 READ_AHEAD = 1 << 20                # bytes fetched at once: metadata is read front to back
+LINE_END = 10
 SETTLED = 2_000_000_000             # nanoseconds after which a file's next change has another time, on any file system
 
 # number: (name, weights in a block, bytes of a block), as ggml numbers them
@@ -69,9 +71,10 @@ class TensorInfo:
 
 
 class Strings(Sequence[str]):
-    """An array of strings as it lies in the file; decoded when asked for."""
+    """An array of strings as it lies in the file; decoded when asked for. ``starts``: int64 [n + 1], where each begins in
+    ``raw`` with its length in 8 bytes, and where the last one ends."""
 
-    def __init__(self, key: str, raw: bytes, starts: array) -> None:
+    def __init__(self, key: str, raw: bytes, starts: np.ndarray) -> None:
         self._key, self._raw, self._starts = key, raw, starts
 
     def __len__(self) -> int:
@@ -87,23 +90,24 @@ class Strings(Sequence[str]):
         return iter(self._at_once() or self._decoded(range(len(self))))
 
     def _at_once(self) -> list[str] | None:
-        """All of them by one decoding and one split, in a quarter of the time; None where that would not be certain.
-
-        The length of a string of 1 to 127 bytes is a character and seven NULs; eight in a row would be an empty string, or
-        one that begins with a NUL."""
-        if bytes(8) in self._raw or max(map(sub, self._starts[1:], self._starts), default=0) > 8 + 127:
+        """All of them by one decoding and one split: the lengths go, a line's end takes their place. None where that would
+        not be certain, because a string holds one itself."""
+        data = np.frombuffer(self._raw, np.uint8)
+        first = self._starts[:-1]
+        text, kept = data.copy(), np.ones(len(data), bool)
+        text[first] = LINE_END
+        for place in range(1, 8):
+            kept[first + place] = False
+        text = text[kept]
+        if np.count_nonzero(text == LINE_END) != len(self):
             return None
         try:
-            pieces = self._raw.decode().split("\0" * 7)
+            return text.tobytes().decode().split(chr(LINE_END))[1:]
         except UnicodeDecodeError:
             return None                     # `_decoded` says which
-        if len(pieces) != len(self) + 1:
-            return None
-        last = pieces.pop()
-        return [piece[:-1] for piece in pieces[1:]] + [last] if pieces else None
 
     def _decoded(self, indices: range) -> list[str]:
-        raw, starts = self._raw, self._starts
+        raw, starts = self._raw, self._starts.tolist() if len(indices) > 1 else self._starts
         try:
             return [raw[starts[index] + 8:starts[index + 1]].decode() for index in indices]
         except UnicodeDecodeError as error:
@@ -207,6 +211,20 @@ def split_parts(first: Path, count: int) -> list[Path]:
     return parts
 
 
+def string_starts(raw: bytes, count: int) -> np.ndarray:
+    """int64: where the first strings of an array begin, each proven by the length of the one before it; ends before ``count``
+    at an empty string, at one of 256 bytes or more, or at the end of ``raw``. A length below 256 is a byte and seven NULs,
+    which hardly anything else is."""
+    if len(raw) < 8:
+        return np.empty(0, np.int64)
+    words = np.ndarray((len(raw) - 7,), "<u8", raw, strides=(1,))      # the eight bytes from each byte on
+    found = np.flatnonzero(words - np.uint64(1) < np.uint64(255))[:count + 1]
+    if not len(found) or found[0] != 0:
+        return np.empty(0, np.int64)
+    right = np.diff(found) == words[found[:-1]].astype(np.int64) + 8
+    return found[1:1 + (len(right) if right.all() else int(right.argmin()))]
+
+
 class _Reader:
     """A cursor over the file's front, in a window that moves with it."""
 
@@ -299,10 +317,12 @@ class _Reader:
         self.strings += count
         if count * 8 > self.size - self.at or self.strings > MAX_STRINGS:
             raise self.broken(f"the array {key} claims {count} strings.", left=self.size - self.at)
-        begin, starts, at = self.at, array("Q", [0]), 0
+        begin, starts = self.at, array("q", [0])
         raw = self.take(min(READ_AHEAD, self.size - begin, MAX_TEXT), key)
+        starts.frombytes(string_starts(raw, count).tobytes())
+        at = starts[-1]
         length, append = struct.Struct("<Q").unpack_from, starts.append
-        for _ in range(count):
+        for _ in range(count + 1 - len(starts)):
             if at + 8 > len(raw):
                 raw = self.more(raw, begin, key, at)
             end = at + 8 + length(raw, at)[0]
@@ -312,7 +332,7 @@ class _Reader:
             append(at)
         self.at = begin + at
         self.window, self.start = raw[at:], self.at
-        return Strings(key, raw[:at], starts)
+        return Strings(key, raw[:at], np.array(starts))
 
     def more(self, raw: bytes, begin: int, key: str, at: int) -> bytes:
         """The same bytes and as many again; an array whose string at ``at`` would leave the file ends here."""

@@ -51,7 +51,7 @@ def load(model: ModelDir, options: LocalOptions, progress: ProgressFn, cancel: C
     model = replace(model, config={**model.config, "quantization_config": dict(quantization.data)})
     source = PackedFiles(model, (CompressedLayout if quantization.method == COMPRESSED else GptqLayout)(quantization))
     text = TextCodec.from_folder(model.folder)
-    return assemble(model, "gptq", format_of(quantization), source, text, options, progress, cancel, Notes(source))
+    return assemble(model, "gptq", format_of(quantization), source, lambda: text, options, progress, cancel, Notes(source))
 
 
 class Notes:

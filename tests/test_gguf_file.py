@@ -12,9 +12,10 @@ import time
 import gguf
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from backends.errors import BrokenFile, LoadError, UnknownFormat, UnsupportedTensor
-from backends.gguf_file import TYPES, Strings, read, read_model
+from backends.gguf_file import TYPES, Strings, read, read_model, string_starts
 from tests.gguf_maker import entry, pair, random_blocks, raw_file, text, write
 
 ARCH = pair("general.architecture", 8, text("llama"))
@@ -239,3 +240,29 @@ def test_too_few_tensors_in_the_parts(tmp_path):
     split(tmp_path, 1, 2, {"b": np.ones((1, 32), np.float32)})
     with pytest.raises(BrokenFile, match="2 tensors of 3"):
         read_model(first)
+
+
+TEXTS = st.one_of(st.text(max_size=9), st.sampled_from(["", "\n", "a\nb", "\0", "a\0" * 9, "ü" * 127, "x" * 255, "x" * 256, "Ġ" * 128,
+                                                       "y" * 70_000]))
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(first=st.lists(TEXTS, max_size=40), second=st.lists(TEXTS, max_size=40))
+def test_arrays_of_any_strings_come_back(tmp_path, first, second):
+    """Whichever of the quick ways a string fits, or none; what follows the array is found."""
+    array = lambda texts: struct.pack("<IQ", 8, len(texts)) + b"".join(map(text, texts))                      # noqa: E731
+    pairs = [ARCH, pair("a", 9, array(first)), pair("b", 9, array(second)), pair("general.name", 8, text("after"))]
+    found = read(raw_file(tmp_path / "m.gguf", pairs, [])).metadata
+    assert list(found["a"]) == first and list(found["b"]) == second and found["general.name"] == "after"
+    assert [found["a"][i] for i in range(len(first))] == first
+
+
+def test_lengths_that_lie_are_not_believed():
+    """Bytes that look like the length of a string, inside one."""
+    texts = [b"ab" + bytes([5]) + bytes(7) + b"12345", b"c", bytes(9), b"", b"d"]
+    raw = b"".join(len(text).to_bytes(8, "little") + text for text in texts)
+    starts = [0]
+    for text in texts:
+        starts.append(starts[-1] + 8 + len(text))
+    found = string_starts(raw, len(texts)).tolist()
+    assert found == starts[1:1 + len(found)]

@@ -180,7 +180,7 @@ class _Job:
         context = min(max(self.options.window, 64 + 2 * QUESTION + ANSWER), self.trained)
         options = LocalOptions(context=context, streams=self.options.streams, threads=self.options.threads,
                                device=self.options.device)
-        found = assemble(origin.model, "teacher", origin.label, origin.source, origin.text, options, lambda _: None, self.cancel)
+        found = assemble(origin.model, "teacher", origin.label, origin.source, lambda: origin.text, options, lambda _: None, self.cancel)
         if not hasattr(found.decoder, "states"):
             found.close()
             raise NotSupported("This model runs one sequence at a time and gives no hidden states: no draft can be trained.",

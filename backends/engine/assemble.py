@@ -6,7 +6,8 @@ It knows which parts there are and in what order they are made; what a file look
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -33,9 +34,10 @@ if TYPE_CHECKING:
 QUIET = ("rotary_emb.inv_freq", "attention.bias", "masked_bias")      # buffers of old checkpoints that are recomputed anyway
 
 
-def assemble(model: ModelDir, backend: str, format: str, source: WeightSource, text: TextCodec, options: LocalOptions,
-             progress: ProgressFn, cancel: Cancel, notes: Iterable[str] = ()) -> LocalModel:
-    """A model ready to generate. Closes ``source``, also when it fails.
+def assemble(model: ModelDir, backend: str, format: str, source: WeightSource, text: Callable[[], TextCodec],
+             options: LocalOptions, progress: ProgressFn, cancel: Cancel, notes: Iterable[str] = ()) -> LocalModel:
+    """A model ready to generate. Closes ``source``, also when it fails. ``text`` makes the codec; it is called while weights
+    are still on their way where the target reads them on threads of its own. ``notes`` are read last.
 
     Raises what the source raises, and ConfigConflict, OutOfMemory, NotSupported, MissingRequirement, Cancelled.
     """
@@ -45,13 +47,13 @@ def assemble(model: ModelDir, backend: str, format: str, source: WeightSource, t
         facts = describe(model)
         expected = estimate_facts(facts, options)
         with peak_growth() as peak:
-            made = _make(model, source, text.vocab, options, progress, cancel)
+            made, codec = _make(model, source, text, options, progress, cancel)
     finally:
         source.close()
     made = made if made.parameters else replace(made, parameters=facts.parameters)       # the generic path reads by itself
-    info = replace(_info(model, source.config, options, made, text), backend=backend, format=format, estimate=expected,
+    info = replace(_info(model, source.config, options, made, codec), backend=backend, format=format, estimate=expected,
                    notes=(*notes, *made.notes), peak_bytes=peak[0], load_seconds=time.monotonic() - began)
-    return LocalModel(info, made.decoder, text)
+    return LocalModel(info, made.decoder, codec)
 
 
 @dataclass(frozen=True)
@@ -75,17 +77,25 @@ class _Made:
         return own or f"{self.ops.name} {self.ops.detail}".strip()
 
 
-def _make(model: ModelDir, source: WeightSource, vocab: Vocab, options: LocalOptions, progress: ProgressFn,
-          cancel: Cancel) -> _Made:
+def _make(model: ModelDir, source: WeightSource, text: Callable[[], TextCodec], options: LocalOptions, progress: ProgressFn,
+          cancel: Cancel) -> tuple[_Made, TextCodec]:
     ops, passed = kernels.choose(options.kernels, options.device, _dtype(source.config, options.dtype), options.threads,
                                  options.activations)
     watched = Watched(source, progress, cancel)
-    built = archs.build(watched, ops, _quiet, cancel)
+    with _loading(ops):
+        built = archs.build(watched, ops, _quiet, cancel)
+        codec = text()
+        vocab = codec.vocab
     cancel.raise_if_set("The load")
     if built is None:
-        return _generic(model, watched, ops, vocab, options, passed, progress, cancel)
+        return _generic(model, watched, ops, vocab, options, passed, progress, cancel), codec
     vocab, notes = fit_vocab(vocab, built.plan.vocab)
-    return _paged(built, watched, ops, vocab, options, "fused", (*passed, *ops.notes, *notes, *watched.unused()))
+    notes = (*passed, *ops.notes, *notes, *watched.unused())
+    return _paged(built, watched, ops, vocab, options, "fused", notes), codec
+
+
+def _loading(ops: Ops) -> AbstractContextManager[None]:
+    return ops.loading() if hasattr(ops, "loading") else nullcontext()
 
 
 def _generic(model: ModelDir, source: Watched, ops: Ops, vocab: Vocab, options: LocalOptions, passed: tuple[str, ...],

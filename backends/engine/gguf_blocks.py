@@ -17,7 +17,7 @@ import torch
 from numpy import ndarray
 from torch import Tensor
 
-from backends.kernels import QWeight, StoredWeight
+from backends.kernels import FileRows, QWeight, StoredWeight
 
 Parts = tuple[ndarray, ndarray, "ndarray | None"]      # codes uint8 [N, B, …], scale [N, B, …], bias like scale or None
 LARGE = 1 << 22                                        # bytes of a matrix from which on rows are shared out
@@ -124,10 +124,10 @@ QUANTIZED: dict[str, tuple[Unpacker, int, int, int | None]] = {
 FLOATS: dict[str, torch.dtype] = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
 
 
-def stored(kind: str, rows: ndarray, columns: int, block_bytes: int) -> StoredWeight:
-    """``rows``: uint8 [N, bytes of a row] of a quantized ``kind``, unpacked only for a target that wants codes."""
+def stored(kind: str, rows: FileRows, columns: int, block_bytes: int) -> StoredWeight:
+    """``rows`` of a quantized ``kind``, unpacked only for a target that wants codes."""
     _, bits, group, _ = QUANTIZED[kind]
-    return StoredWeight(kind, (torch.from_numpy(rows),), columns, bits, group,
+    return StoredWeight(kind, (rows,), columns, bits, group,
                         lambda blocks: unpack(kind, blocks.numpy(), block_bytes))
 
 

@@ -6,11 +6,15 @@ each with the `tokenizers` library alone, in the shape its source has. Refuses t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import gc
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
+import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from backends.engine import gguf_split
@@ -29,23 +33,38 @@ END_NAMES = frozenset((
 
 @dataclass
 class Vocabulary:
-    """Tokens by id with their kinds and scores, as the file has them; ``notes`` are for people."""
+    """Tokens by id with their kinds (an array) and scores, as the file has them; ``notes`` are for people."""
 
     file: GgufFile
     tokens: list[str]
-    kinds: list[int]
+    kinds: np.ndarray
     notes: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._ids = dict(zip(self.tokens, range(len(self.tokens))))
 
     def get(self, key: str, default: Any = None) -> Any:
         return self.file.metadata.get(f"tokenizer.ggml.{key}", default)
 
     def ids(self) -> dict[str, int]:
         """BrokenFile where two ids share a token."""
-        ids = {token: id for id, token in enumerate(self.tokens)}
-        if len(ids) != len(self.tokens):
-            twice = next(token for id, token in enumerate(self.tokens) if ids[token] != id)
+        if len(self._ids) != len(self.tokens):
+            twice = next(token for id, token in enumerate(self.tokens) if self._ids[token] != id)
             raise BrokenFile(f"{self.file.path.name}: the token {twice!r} is in the vocabulary twice.", token=twice)
-        return ids
+        return self._ids
+
+    def respell(self, tokens: list[str], kinds: list[int]) -> None:
+        self.tokens, self.kinds = tokens, np.array(kinds)
+        self._ids = dict(zip(tokens, range(len(tokens))))
+
+    def ends(self) -> list[int]:
+        """Ids of the tokens whose name says that they end something."""
+        if len(self._ids) == len(self.tokens):
+            return [self._ids[name] for name in END_NAMES if name in self._ids]
+        return [id for id, token in enumerate(self.tokens) if token in END_NAMES]
+
+    def of_kind(self, *kinds: int) -> list[int]:
+        return np.flatnonzero(np.isin(self.kinds, kinds)).tolist()
 
     def special(self, name: str, default: int | None = None) -> int | None:
         """The id of bos, eos, eot …, or None; BrokenFile where it is no id."""
@@ -66,16 +85,25 @@ class Vocabulary:
         return list(scores)
 
 
-def text_of(file: GgufFile) -> tuple[TextCodec, tuple[str, ...]]:
-    """The codec, and notes. UnknownFormat (kind or rule not known), BrokenFile (contradictions in the file)."""
-    vocabulary = _vocabulary(file)
-    kind = vocabulary.get("model")
+def check(file: GgufFile) -> None:
+    """UnknownFormat where this kind of tokenizer or its rule is not known. Takes no time; the rest shows when it is built."""
+    kind = file.metadata.get("tokenizer.ggml.model")
     if kind not in KINDS:
         raise UnknownFormat(f"{file.path.name} has a tokenizer of the kind {kind!r}, which is not read.", kind=kind,
                             known=", ".join(KINDS))
+    if kind == "gpt2":
+        gguf_split.split_of(file.metadata.get("tokenizer.ggml.pre"))
+
+
+def text_of(file: GgufFile) -> tuple[TextCodec, tuple[str, ...]]:
+    """The codec, and notes. UnknownFormat (kind or rule not known), BrokenFile (contradictions in the file)."""
+    vocabulary = _vocabulary(file)
+    check(file)
+    kind = vocabulary.get("model")
     build, bos_default, bos = KINDS[kind]
     try:
-        tokenizer = build(vocabulary)
+        with _uncollected():
+            tokenizer = build(vocabulary)
     except (BrokenFile, UnknownFormat):
         raise
     except Exception as error:  # the library raises bare Exception for whatever contradicts itself in the vocabulary
@@ -85,10 +113,22 @@ def text_of(file: GgufFile) -> tuple[TextCodec, tuple[str, ...]]:
     codec = TextCodec(
         tokenizer, template=_template(file), bos_id=bos_id, eos_ids=_end_ids(vocabulary, eos_id),
         vocab_size=_real_size(vocabulary),
-        special_ids=[id for id, kind in enumerate(vocabulary.kinds) if kind in (CONTROL, UNKNOWN)],
+        special_ids=vocabulary.of_kind(CONTROL, UNKNOWN),
         add_bos=_edges(tokenizer, vocabulary, bos_default(vocabulary), bos_id, eos_id),
         variables=_variables(vocabulary, bos_id, eos_id), tokens=vocabulary.tokens)
     return codec, tuple(vocabulary.notes)
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """A hundred thousand fresh tuples, gone in a moment, are no reason to look through all that lives in the process."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 def _vocabulary(file: GgufFile) -> Vocabulary:
@@ -98,12 +138,14 @@ def _vocabulary(file: GgufFile) -> Vocabulary:
     if kinds is not None and (isinstance(kinds, (int, float, str, Strings)) or len(kinds) != len(tokens)):
         raise BrokenFile(f"{file.path.name}: the vocabulary has {len(tokens)} tokens and another number of types.",
                          key="tokenizer.ggml.token_type")
-    texts = [token or f"[EMPTY_{id}]" for id, token in enumerate(tokens)]
-    types = [NORMAL] * len(texts) if kinds is None else list(kinds)
-    for id, token in enumerate(texts):
-        if token in END_NAMES and types[id] in (NORMAL, USER):      # old converters forgot to mark them
-            types[id] = CONTROL
-    return Vocabulary(file, texts, types)
+    texts = list(tokens)
+    if "" in texts:
+        texts = [token or f"[EMPTY_{id}]" for id, token in enumerate(texts)]
+    found = Vocabulary(file, texts, np.full(len(texts), NORMAL) if kinds is None else np.array(kinds))
+    for id in found.ends():
+        if found.kinds[id] in (NORMAL, USER):                       # old converters forgot to mark them
+            found.kinds[id] = CONTROL
+    return found
 
 
 # ---------------------------------------------------------------------------------------------- kinds
@@ -127,7 +169,7 @@ def _merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
         raise BrokenFile(f"{vocabulary.file.path.name}: the tokenizer has no merges.", key="tokenizer.ggml.merges")
     merges = list(stored)
     pairs = [tuple(merge.split(" ")) for merge in merges]
-    if set(map(len, pairs)) <= {2} and "" not in {pair[0] for pair in pairs}:
+    if set(map(len, pairs)) <= {2} and "" not in map(itemgetter(0), pairs):
         return pairs
     pairs = []                              # a token may hold a space itself
     for merge in merges:
@@ -141,9 +183,9 @@ def _merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
 def _sentencepiece(vocabulary: Vocabulary, gemma: bool = False) -> Tokenizer:
     gemma = gemma or vocabulary.file.architecture.startswith("gemma")
     if gemma:       # runs of spaces are stored as spaces, but merged as the marks they are
-        vocabulary.tokens = [SPACE * len(token) if token.strip(" ") == "" else token for token in vocabulary.tokens]
-        vocabulary.kinds = [NORMAL if token.strip(SPACE) == "" else kind
-                            for token, kind in zip(vocabulary.tokens, vocabulary.kinds)]
+        tokens = [SPACE * len(token) if token.strip(" ") == "" else token for token in vocabulary.tokens]
+        kinds = [NORMAL if token.strip(SPACE) == "" else kind for token, kind in zip(tokens, vocabulary.kinds.tolist())]
+        vocabulary.respell(tokens, kinds)
     ids = vocabulary.ids()
     # Gemma's merges follow the order of its tokens, Llama's their scores.
     ranks = None if not gemma else [-float(id) for id in range(len(ids))]
@@ -207,8 +249,8 @@ KINDS: dict[str, tuple[Callable[[Vocabulary], Tokenizer], Callable[[Vocabulary],
 # ---------------------------------------------------------------------------------------------- what surrounds it
 def _add_tokens(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
     """Control tokens and the user's own are matched whole in a text, before anything is cut."""
-    add = [AddedToken(token, special=kind == CONTROL, normalized=False)
-           for token, kind in zip(vocabulary.tokens, vocabulary.kinds) if kind in (CONTROL, USER)]
+    add = [AddedToken(vocabulary.tokens[id], special=bool(vocabulary.kinds[id] == CONTROL), normalized=False)
+           for id in vocabulary.of_kind(CONTROL, USER)]
     before = tokenizer.get_vocab_size(with_added_tokens=False)
     tokenizer.add_tokens(add)
     if tokenizer.get_vocab_size(with_added_tokens=True) != before:
@@ -229,7 +271,7 @@ def _edges(tokenizer: Tokenizer, vocabulary: Vocabulary, bos_default: bool, bos:
 
 def _end_ids(vocabulary: Vocabulary, eos: int | None) -> set[int]:
     stated = {eos, *(vocabulary.special(name) for name in ("eot", "eom"))} - {None}
-    named = {id for id, token in enumerate(vocabulary.tokens) if vocabulary.kinds[id] == CONTROL and token in END_NAMES}
+    named = {id for id in vocabulary.ends() if vocabulary.kinds[id] == CONTROL}
     return stated | named
 
 

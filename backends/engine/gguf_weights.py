@@ -10,13 +10,14 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from backends.engine import gguf_blocks
 from backends.engine.gguf_config import FAMILIES, check_shapes, config_of, names_of, unread
 from backends.errors import BrokenFile, UnknownFormat, UnsupportedTensor
 from backends.gguf_file import TYPES, GgufFile, TensorInfo
-from backends.kernels import QWeight
+from backends.kernels import FileRows, QWeight
 
 BLOCKS = {name: (weights, size) for name, weights, size in TYPES.values()}
 READABLE = gguf_blocks.QUANTIZED.keys() | gguf_blocks.FLOATS.keys()
@@ -77,8 +78,12 @@ class GgufWeights:
         return self.config[field] if field else 0
 
     def _quantized(self, info: TensorInfo) -> QWeight:
+        """Its data stays in the file until a target asks for it."""
         weights, size = BLOCKS[info.type]
-        return gguf_blocks.stored(info.type, self._rows(info, info.shape[-1] // weights * size), info.shape[-1], size)
+        width = info.shape[-1] // weights * size
+        rows = FileRows(info.name, info.path, info.offset, (info.bytes // width, width), self._paired_heads(info.name),
+                        lambda: torch.from_numpy(self._rows(info, width)))
+        return gguf_blocks.stored(info.type, rows, info.shape[-1], size)
 
     def _float(self, info: TensorInfo) -> Tensor:
         row = gguf_blocks.FLOATS[info.type].itemsize * (info.shape[-1] if len(info.shape) > 1 else 1)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from backends.base import LayerKV
 from backends.kernels import KVLayer
-from backends.kernels.cpu_memory import HUGE, mapped
+from backends.kernels.cpu_memory import HUGE, mapped, untouched
 
 PAGE = 16                    # tokens
 TYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "int8": torch.uint8}
@@ -34,7 +34,8 @@ class PagedKV:
     def __init__(self, layers: Sequence[LayerKV], pages: int, kv_type: str, device: torch.device | str = "cpu") -> None:
         self.kv_type, self.pages = kv_type, pages
         self.bytes_per_token = bytes_per_token(layers, kv_type)
-        self.layers = tuple(_layer(layer, pages, kv_type, torch.device(device)) for layer in layers)
+        make = _Zeros(torch.device(device), sum(pages * PAGE * bytes_per_token((layer,), kv_type) + 6 * ALIGN for layer in layers))
+        self.layers = tuple(_layer(layer, pages, kv_type, make) for layer in layers)
 
     def copy_page(self, source: int, target: int) -> None:
         for layer in self.layers:
@@ -43,20 +44,29 @@ class PagedKV:
                     tensor[target] = tensor[source]
 
 
-def _layer(layer: LayerKV, pages: int, kv_type: str, device: torch.device) -> KVLayer:
+def _layer(layer: LayerKV, pages: int, kv_type: str, make: _Zeros) -> KVLayer:
     dtype, shape = TYPES[kv_type], (pages, layer.heads, PAGE)
-    k, v = _zeros((*shape, layer.key_width), dtype, device), _zeros((*shape, layer.value_width), dtype, device)
+    k, v = make((*shape, layer.key_width), dtype), make((*shape, layer.value_width), dtype)
     if kv_type != "int8":
         return KVLayer(k, v)
-    return KVLayer(k, v, *(_zeros(shape, torch.float32, device) for _ in range(4)))
+    return KVLayer(k, v, *(make(shape, torch.float32) for _ in range(4)))
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    size = int(np.prod(shape)) * dtype.itemsize
-    if size >= HUGE:                                          # then the first token of a sequence costs a huge page, not more
-        return mapped(size)[:size].view(dtype).view(shape)
-    raw = np.zeros(size + ALIGN, dtype=np.uint8)              # calloc: torch.zeros would write every byte
-    start = -raw.ctypes.data % ALIGN
-    return torch.from_numpy(raw[start:start + size]).view(dtype).view(shape)
+class _Zeros:
+    """Zeros on a device. On the CPU small tensors come from one piece of ``most`` bytes, whose pages nobody touches before
+    they are written to: sixty small allocations would be filled by hand."""
+
+    def __init__(self, device: torch.device, most: int) -> None:
+        self._device, self._most, self._used = device, most, 0
+        self._raw: Tensor | None = None
+
+    def __call__(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        if self._device.type != "cpu":
+            return torch.zeros(shape, dtype=dtype, device=self._device)
+        size = int(np.prod(shape)) * dtype.itemsize
+        if size >= HUGE:                                      # then the first token of a sequence costs a huge page, not more
+            return mapped(size)[:size].view(dtype).view(shape)
+        if self._raw is None:
+            self._raw = untouched(self._most)
+        start, self._used = self._used, self._used + -(-size // ALIGN) * ALIGN
+        return self._raw[start:start + size].view(dtype).view(shape)

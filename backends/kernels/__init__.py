@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import torch
@@ -65,7 +66,7 @@ class QWeight:
         offset or the permutation differ: an act-order index belongs to the input side and must be the same."""
         first = parts[0]
         if all(isinstance(part, StoredWeight) and part.kind == first.kind and part.shape[1] == first.shape[1] for part in parts):
-            return StoredWeight(first.kind, [rows for part in parts for rows in part.parts], first.shape[1], first.bits,
+            return StoredWeight(first.kind, [rows for part in parts for rows in part.held], first.shape[1], first.bits,
                                 first.group, first.unpack)
         for part in parts[1:]:
             same_perm = (part.perm is None) == (first.perm is None) and (first.perm is None or torch.equal(part.perm, first.perm))
@@ -76,19 +77,41 @@ class QWeight:
         return QWeight(stack("codes"), stack("scale"), stack("zero"), stack("bias"), first.bits, first.group, first.perm)
 
 
+@dataclass(frozen=True)
+class FileRows:
+    """Rows of blocks, ``shape`` = (rows, bytes of a row), that lie at ``at`` in their file still, one after another.
+    ``heads`` > 0: in each of so many heads rows 2j and 2j + 1 are meant to be row j of its first and of its second half.
+    ``read``: these rows in the order that is meant, uint8 [rows, bytes of a row]; ``name``: for people."""
+
+    name: str
+    path: Path
+    at: int
+    shape: tuple[int, int]
+    heads: int
+    read: Callable[[], Tensor]
+
+
 class StoredWeight(QWeight):
     """A `QWeight` that lies in the blocks of its file still: a target that lays such blocks out by itself reads ``parts``
-    (uint8 [rows, bytes of a row], one below the other) of ``kind`` ("Q4_0" …); for everybody else codes, scale … are made
-    when first asked for."""
+    (uint8 [rows, bytes of a row], one below the other) of ``kind`` ("Q4_0" …), or, where nobody has read them yet, the
+    ``places`` where they lie; for everybody else codes, scale … are made when first asked for."""
 
-    def __init__(self, kind: str, parts: Sequence[Tensor], columns: int, bits: int, group: int,
+    def __init__(self, kind: str, held: Sequence[Tensor | FileRows], columns: int, bits: int, group: int,
                  unpack: Callable[[Tensor], QWeight]) -> None:
-        self.kind, self.parts, self.columns, self.unpack = kind, tuple(parts), columns, unpack
+        self.kind, self.held, self.columns, self.unpack = kind, tuple(held), columns, unpack
         self.bits, self.group, self.perm = bits, group, None
 
     @property
     def shape(self) -> tuple[int, int]:
-        return sum(part.shape[0] for part in self.parts), self.columns
+        return sum(part.shape[0] for part in self.held), self.columns
+
+    @property
+    def places(self) -> tuple[FileRows, ...] | None:
+        return self.held if all(isinstance(part, FileRows) for part in self.held) else None
+
+    @cached_property
+    def parts(self) -> tuple[Tensor, ...]:
+        return tuple(part.read() if isinstance(part, FileRows) else part for part in self.held)
 
     @cached_property
     def _plain(self) -> QWeight:
@@ -207,6 +230,8 @@ class Ops(Protocol):
     def logits(self, a: Act, w: Linear, softcap: float | None = None) -> Tensor:
         """float32 [R, N]; softcap: cap * tanh(x / cap)."""
 
+    # Optional: loading() is a context; within it `pack` may return before the matrix is there, and nothing may be computed: it
+    # is read and laid out while the caller does something else. Leaving the context waits; BrokenFile where a file ended early.
     # Optional: replay() gives an object for one decoder whose run(forward, batch, kv) returns what forward(batch, kv) does, a
     # pass made of ops alone, at less cost for few rows. A target that has no use for it lacks the method.
 

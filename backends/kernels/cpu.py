@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from backends.errors import InvalidRequest
-from backends.kernels import AttentionSpec, Batch, KVLayer, QWeight, cpu_memory, cpu_pack, cpu_replay, cpu_scan, cpu_words
+from backends.kernels import (
+    AttentionSpec, Batch, KVLayer, QWeight, cpu_load, cpu_memory, cpu_pack, cpu_replay, cpu_scan, cpu_words)
 from backends.kernels import native_abi as abi, native_build
 from backends.kernels.cpu_pack import NativeLinear
 from backends.kernels.cpu_words import Rows
@@ -42,6 +43,7 @@ class CpuOps:
         self.notes: list[str] = []
         self._context, self._call = context, context.call
         self._arena = cpu_memory.Arena()
+        self._loading: cpu_load.Loading | None = None
         self.scan = cpu_scan.NativeScan(context)
         self._eight_bits, self._quantized = eight_bits, False
         self._small: dict[tuple, Rows | Tensor] = {}
@@ -59,11 +61,22 @@ class CpuOps:
         if isinstance(weight, QWeight):
             self._say_activations()
             self._note_width(weight.bits)
-            return cpu_pack.pack_quantized(self._context, self._arena, weight, bias)
+            return cpu_pack.pack_quantized(self._context, self._arena, weight, bias, self._loading)
         dtype = self.weight_dtype or (weight.dtype if weight.dtype in cpu_pack.TYPES else torch.float32)
         return cpu_pack.pack_dense(self._context, self._arena, weight, bias, dtype)
 
     pack_table = pack                                          # rows can be read from every layout here
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """Within, quantized matrices of files are read and laid out by threads of their own, while the caller goes on."""
+        self._loading = cpu_load.Loading(self._context, self.threads)
+        try:
+            yield
+            self._loading.finish()
+        finally:
+            self._loading.close()
+            self._loading = None
 
     def _say_activations(self) -> None:
         said = ", activations in 8 bits" if self._eight_bits else ", activations in float32"

@@ -48,14 +48,21 @@ def mapped(size: int) -> Tensor:
     there yet."""
     room = -(-size // HUGE) * HUGE
     if not allowed():
-        raw = np.zeros(room + LINE, dtype=np.uint8)            # calloc: torch.zeros would write every byte
-        first = -raw.ctypes.data % LINE
-        return torch.from_numpy(raw[first:first + room])
+        return untouched(room)
     memory = mmap.mmap(-1, room + HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memory.madvise(mmap.MADV_HUGEPAGE)
     whole = torch.frombuffer(memory, dtype=torch.uint8)
     first = -whole.data_ptr() % HUGE
     return whole[first:first + room]
+
+
+def untouched(size: int) -> Tensor:
+    """uint8 [size], zeros at a cache line in ordinary pages; what nobody writes to costs none."""
+    if hasattr(mmap, "MAP_ANONYMOUS"):                         # a freed block of the heap would be filled by hand
+        return torch.frombuffer(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), dtype=torch.uint8)
+    raw = np.zeros(size + LINE, dtype=np.uint8)                # calloc: torch.zeros would write every byte
+    first = -raw.ctypes.data % LINE
+    return torch.from_numpy(raw[first:first + size])
 
 
 def allowed() -> bool:

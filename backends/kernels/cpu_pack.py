@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from backends.kernels import QWeight, StoredWeight, native_abi as abi
+from backends.kernels.cpu_load import Loading
 from backends.kernels.cpu_memory import Arena
 from backends.kernels.native_abi import BLOCK, LANES
 
@@ -45,13 +46,16 @@ def pack_dense(context: abi.Context, arena: Arena, weight: Tensor, bias: Tensor 
     return NativeLinear(n, k, _nbytes(packed, bias), abi.address(line), False, (line, packed, bias))
 
 
-def pack_quantized(context: abi.Context, arena: Arena, weight: QWeight, bias: Tensor | None) -> NativeLinear:
+def pack_quantized(context: abi.Context, arena: Arena, weight: QWeight, bias: Tensor | None,
+                   loading: Loading | None = None) -> NativeLinear:
+    """With ``loading``, what lies in a file still is there only when that is finished."""
     if isinstance(weight, StoredWeight) and weight.kind in abi.STORED:
-        return _pack_stored(context, arena, weight, bias)
+        return _pack_stored(context, arena, weight, bias, loading)
     return _pack_codes(context, arena, weight, bias)
 
 
-def _pack_stored(context: abi.Context, arena: Arena, weight: StoredWeight, bias: Tensor | None) -> NativeLinear:
+def _pack_stored(context: abi.Context, arena: Arena, weight: StoredWeight, bias: Tensor | None,
+                 loading: Loading | None) -> NativeLinear:
     """The same as `_pack_codes` would make, without the codes."""
     n, k = weight.shape
     width, kind = (8 if weight.bits > 4 else 4), (abi.BIAS if weight.kind in OFFSET_KINDS else abi.CENTER)
@@ -60,20 +64,48 @@ def _pack_stored(context: abi.Context, arena: Arena, weight: StoredWeight, bias:
     narrow = not weight.kind.endswith("K")                     # float16 in the file, and so here
     room = (lambda: arena.take(lanes * groups * 2).view(torch.float16)) if narrow else lambda: torch.empty(lanes * groups)
     scale, offset = room(), room() if kind == abi.BIAS else None
-    apart = all(part.shape[0] % LANES == 0 for part in weight.parts[:-1])
-    done = 0
-    for part in weight.parts if apart else (torch.cat(weight.parts),):
-        part, first = part.contiguous(), done * groups * scale.element_size()
-        context.pack_stored(weight.kind, part.data_ptr(), part.shape[0], k, packed.data_ptr() + done * k * width // 8,
-                            scale.data_ptr() + first, abi.pointer(offset) and abi.pointer(offset) + first)
+    line = abi.words(*(0,) * abi.LINEAR_WORDS)
+    made = NativeLinear(n, k, 0, abi.address(line), True, ())
+
+    def settle() -> None:
+        numbers, wide = _numbers(arena, scale, offset)
+        line[:] = abi.words(packed.data_ptr(), *map(abi.pointer, numbers), abi.pointer(bias), 0, n, k, k, width, 0,
+                            min(weight.group, BLOCK), weight.group // BLOCK, groups, int(wide), kind)
+        made.nbytes, made.keep = _nbytes(packed, *numbers, bias), (line, packed, *numbers, bias)
+
+    _lay_out(context, weight, k * width // 8, packed, scale, offset, loading)
+    if loading is None:
+        settle()
+    else:
+        made.keep = (line, packed, scale, offset, bias)
+        loading.then(settle)
+    return made
+
+
+def _lay_out(context: abi.Context, weight: StoredWeight, row_bytes: int, packed: Tensor, scale: Tensor,
+             offset: Tensor | None, loading: Loading | None) -> None:
+    k = weight.shape[1]
+    numbers, done = k // weight.group * scale.element_size(), 0
+    apart = all(part.shape[0] % LANES == 0 for part in weight.held[:-1])
+    later = loading is not None and apart and weight.places is not None
+    for part in weight.held if later else weight.parts if apart else (torch.cat(weight.parts),):
+        at = (packed.data_ptr() + done * row_bytes, scale.data_ptr() + done * numbers,
+              abi.pointer(offset) and abi.pointer(offset) + done * numbers)
+        if later:
+            loading.add(weight.kind, part, k, *at)
+        else:
+            whole = part.contiguous()
+            context.pack_stored(weight.kind, whole.data_ptr(), part.shape[0], k, *at)
         done += part.shape[0]
+
+
+def _numbers(arena: Arena, scale: Tensor, offset: Tensor | None) -> tuple[tuple[Tensor, Tensor | None], bool]:
+    """Scales and offsets as they are kept, and whether that is float32."""
     wide = not (_fits_half(scale) and (offset is None or _fits_half(offset)))
-    if not narrow:
-        scale, offset = (None if t is None else arena.keep(t if wide else t.to(torch.float16)) for t in (scale, offset))
-    line = abi.words(packed.data_ptr(), scale.data_ptr(), abi.pointer(offset), abi.pointer(bias), 0, n, k, k, width, 0,
-                     min(weight.group, BLOCK), weight.group // BLOCK, groups, int(wide), kind)
-    return NativeLinear(n, k, _nbytes(packed, scale, offset, bias), abi.address(line), True,
-                        (line, packed, scale, offset, bias))
+    if scale.dtype == torch.float16:
+        return (scale, offset), wide
+    kept = (None if t is None else arena.keep(t if wide else t.to(torch.float16)) for t in (scale, offset))
+    return tuple(kept), wide
 
 
 def _pack_codes(context: abi.Context, arena: Arena, weight: QWeight, bias: Tensor | None) -> NativeLinear:

@@ -24,7 +24,7 @@ STORED = {"Q4_0": 0, "Q4_1": 1, "Q8_0": 2, "Q4_K": 3, "Q5_K": 4, "Q6_K": 5}
 GLU = {"silu": 0, "gelu_tanh": 1, "gelu": 2}
 EMBED, NORM, ACT, MATMUL, NORM_ADD, GLU_OP, ATTEND, LOGITS, SCAN = range(9)
 WORDS = 12                      # of an instruction: the op and its arguments
-BATCH_WORDS = 11
+BATCH_WORDS, LINEAR_WORDS, LOAD_WORDS = 11, 15, 10
 LANES, BLOCK = 16, 32
 
 
@@ -65,6 +65,10 @@ def open_library(path: Path) -> ctypes.CDLL:
     lib.gainz_pack_stored.argtypes = (pointer_type, word, pointer_type, word, word, pointer_type, pointer_type, pointer_type)
     lib.gainz_pack_floats.restype = None
     lib.gainz_pack_floats.argtypes = (pointer_type, pointer_type, word, word, word, pointer_type)
+    lib.gainz_load_open.restype, lib.gainz_load_open.argtypes = pointer_type, (word,)
+    lib.gainz_load_add.restype, lib.gainz_load_add.argtypes = ctypes.c_int, (pointer_type, pointer_type, word)
+    lib.gainz_load_finish.restype, lib.gainz_load_finish.argtypes = word, (pointer_type,)
+    lib.gainz_load_close.restype, lib.gainz_load_close.argtypes = None, (pointer_type,)
     if lib.gainz_abi() != ABI:
         raise MissingRequirement("The native kernels are of another version.", file=str(path), found=lib.gainz_abi(),
                                  wanted=ABI)
@@ -111,6 +115,9 @@ class Context:
     def pack_floats(self, values: int, rows: int, columns: int, kind: int, out: int) -> None:
         self._lib.gainz_pack_floats(self._handle, values, rows, columns, kind, out)
 
+    def loader(self, threads: int) -> Loader:
+        return Loader(self._lib, threads)
+
     def close(self) -> None:
         if self._handle:
             self._lib.gainz_close(self._handle)
@@ -123,3 +130,26 @@ class Context:
     @staticmethod
     def _fail(code: int) -> None:
         raise MemoryError("the native kernels' workspace") if code != 1 else AssertionError("unknown instruction")
+
+
+class Loader:
+    """Threads that read matrices from files into the kernels' layout. `close` waits for what is being worked on."""
+
+    def __init__(self, lib: ctypes.CDLL, threads: int) -> None:
+        self._lib, self._handle = lib, lib.gainz_load_open(threads)
+        if not self._handle:
+            raise MemoryError("the native loader")
+
+    def add(self, matrices: array) -> None:
+        """The words of each `Matrix` of load.cpp."""
+        if self._lib.gainz_load_add(self._handle, address(matrices), len(matrices) // LOAD_WORDS):
+            raise MemoryError("the native loader")
+
+    def finish(self) -> int:
+        """Works too, until everything is there. The number of a matrix that its file does not hold whole, or -1."""
+        return self._lib.gainz_load_finish(self._handle)
+
+    def close(self) -> None:
+        if self._handle:
+            self._lib.gainz_load_close(self._handle)
+            self._handle = None

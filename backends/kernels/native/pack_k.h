@@ -1,4 +1,4 @@
-// Super-blocks of 256 weights as GGUF files hold them (Q4_K, Q5_K, Q6_K) into the layout of `Linear`. Included by pack.cpp.
+// Super-blocks of 256 weights as GGUF files hold them (Q4_K, Q5_K, Q6_K) into the layout of `Linear`. Included by stored.h.
 // Scales and offsets are products of two stored numbers; they leave here as float32, and Python decides what holds them.
 #pragma once
 
