@@ -28,6 +28,7 @@ REASONS: Mapping[str, str] = {
     "draft_sequential": "It runs one sequence at a time and cannot take tokens back without reading its text again.",
     "not_loaded": "It is not loaded.",
     "no_room": "It is not loaded, and with {need} bytes for {free} free ones it does not fit beside the others.",
+    "seen_when_loaded": "Whether it fits is seen when the model is loaded.",
     "same": "Same vocabulary.",
     "itself": "The model itself: every draft is right, and costs as much as it saves.",
     "longer": "Same vocabulary up to id {id}; one of the two has more.",

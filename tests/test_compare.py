@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from backends.base import (
-    InvalidRequest, LoadError, Message, ModelInfo, ModelNotFound, NoChatTemplate, Request, Sampling)
+    DraftSpec, InvalidRequest, LoadError, Message, ModelInfo, ModelNotFound, NoChatTemplate, Request, Sampling)
 from gainz_ui.services import compare as module
 from gainz_ui.services.answers import View
 from gainz_ui.services.catalog import CatalogEntry
 from gainz_ui.services.compare import Comparison, Plan, plan, related, room, to_dict
 from gainz_ui.services.parting import Parting, Shot, marked, parting
-from gainz_ui.tabs.compare_view import card
+from gainz_ui.tabs.compare_view import card, drafting_note
 from tests.fakes.studio import FakeStudio, info
 
 GB = 10**9
@@ -266,3 +266,34 @@ def test_what_a_model_writes_is_text_in_its_card():
     for shots in ([shot([((1,), words)])] * 2, [shot([((1,), "Other")]), shot([((1,), words)])]):
         text = card("en", shots, 1, Plan(("m", "m")))
         assert "&lt;img src=x onerror" in text and not any(sign in text for sign in ("<img", "<script", "\n", "\r"))
+
+
+# ---------------------------------------------------------------------------------------------- drafts
+def test_each_variant_is_drafted_for_where_the_draft_fits_and_says_so_where_not(studio):
+    studio._models["odd"] = replace(info("odd", 2048), capabilities=("logprobs",))
+    studio._entries["odd"] = studio._entries["starter"].__class__(**{**vars(studio._entries["starter"]), "name": "odd"})
+    request = replace(ASK, draft=DraftSpec("lookup", 3))
+    comparison = Comparison(studio, Plan(("starter", "odd")), request)
+    assert comparison.wait(10)
+    drafted, plain = comparison.shots()
+    asked = dict(studio.requests)
+    assert asked["starter"].draft == DraftSpec("lookup", 3) and asked["odd"].draft is None
+    assert drafted.undrafted is None and plain.undrafted.code == "target_sequential"
+    said = to_dict(comparison, comparison.shots())
+    assert said["draft"] == {"name": "lookup", "length": 3} and said["answers"][0]["speculation"]["acceptance"] == .75
+    assert "one sequence at a time" in said["answers"][1]["undrafted"] and said["answers"][1]["speculation"] is None
+    first, second = (card("en", comparison.shots(), number, comparison.plan) for number in (0, 1))
+    assert "It pays: the answer came 1.62" in first and "75% of 32 draft tokens accepted, 2.50 tokens a pass" in first
+    assert "tinted" not in first and "Answered without a draft: Lookup in the text does not fit, odd runs one sequence" in second
+
+
+def test_one_choice_of_a_draft_for_several_models(studio):
+    from gainz_ui.services import draft_offers
+    studio._models["odd"] = replace(info("odd", 2048), capabilities=("logprobs",))
+    found = {pair.name: pair for pair in draft_offers.offers(studio, ["odd", "starter"])}
+    assert found["lookup"].fits and found["starter"].code == "itself" and not found["odd"].fits and not found["giant"].fits
+    assert {pair.code for pair in draft_offers.offers(studio, ["starter-fp16"])} == {"lookup", "seen_when_loaded"}
+    assert list(draft_offers.unfit(studio, ["odd", "starter", "starter-fp16"], DraftSpec("lookup+starter"))) == ["odd"]
+    assert draft_offers.pairing(studio, "starter", DraftSpec("gone")).code == "not_loaded" and draft_offers.unfit(studio, ["odd"], None) == {}
+    note = drafting_note("en", "lookup", list(found.values()), draft_offers.unfit(studio, ["odd"], DraftSpec("lookup")), ["starter"])
+    assert "costs no memory" in note and "odd answers without it: odd runs one sequence" in note and "kernels of starter" in note

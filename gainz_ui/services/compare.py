@@ -9,12 +9,14 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from os.path import commonprefix
 from typing import Any, Literal
 
 from backends.base import Cancel, Event, GainzError, InvalidRequest, LocalOptions, ModelInfo, Progress, Request
 from backends.estimate import free_memory, resolve
+from backends.speculative import Pairing
+from gainz_ui.services import draft_offers
 from gainz_ui.services.answers import Answer, View
 from gainz_ui.services.parting import Shot, State, parting
 
@@ -87,7 +89,9 @@ def _needed(studio: Any, entry: Any, context: int) -> int:
 
 
 def load_options(studio: Any, name: str, context: int) -> dict[str, Any]:
-    """One stream and as much context as this takes: variants side by side leave each other room."""
+    """One stream and as much context as this takes: variants side by side leave each other room. Nothing for another server's."""
+    if not studio.entry(name).local:
+        return {}
     trained = studio.details(name).trained_context
     return {"context": min(context, trained) if trained else context, "streams": 1}
 
@@ -113,6 +117,7 @@ class Side:
         self.unloaded = False
         self.answer: Answer | None = None
         self.pieces: list[tuple[tuple[int, ...], str]] = []
+        self.undrafted: Pairing | None = None
 
     def shot(self) -> Shot:
         pieces, answer = tuple(self.pieces), self.answer
@@ -121,11 +126,12 @@ class Side:
         if answer is not None and view.done:
             state = "failed" if view.error is not None else "done"
         return Shot(self.name, state, view, self.info, self.size, self.progress, self.error or view.error, self.unloaded,
-                    pieces)
+                    pieces, self.undrafted)
 
 
 class Comparison:
-    """Under way as soon as it is made; watch `version` and `shots`. ``request``: the same for all, its seed fixed."""
+    """Under way as soon as it is made; watch `version` and `shots`. ``request``: the same for all, its seed fixed. A variant that
+    its draft does not fit answers without one, and its side says why."""
 
     def __init__(self, studio: Any, plan: Plan, request: Request) -> None:
         seed = request.sampling.seed if request.sampling.seed is not None else secrets.randbits(32)
@@ -210,16 +216,22 @@ class Comparison:
 
     def _ask(self, side: Side) -> None:
         side.state = "answering"
+        request = self._request(side)
 
         def start(cancel: Cancel) -> Iterator[Event]:
             self.cancel.on_set(cancel.set)
-            for event in self.studio.submit(self.request, side.name, cancel):
+            for event in self.studio.submit(request, side.name, cancel):
                 if event.ids or event.text:
                     side.pieces.append((event.ids, event.text))
                 yield event
 
         side.answer = Answer(start)
         self._tick()
+
+    def _request(self, side: Side) -> Request:
+        if self.request.draft is not None:
+            side.undrafted = draft_offers.unfit(self.studio, [side.name], self.request.draft).get(side.name)
+        return self.request if side.undrafted is None else replace(self.request, draft=None)
 
     def _end(self, side: Side) -> None:
         seen = 0
@@ -243,7 +255,7 @@ def to_dict(comparison: Comparison, shots: Sequence[Shot]) -> dict[str, Any]:
     """Plain JSON. Seconds, bytes, tokens a second."""
     plan = comparison.plan
     return {"mode": "in turn" if plan.in_turn else "at once", "why": plan.why, "seed": comparison.seed,
-            "reference": plan.names[0],
+            "reference": plan.names[0], "draft": asdict(comparison.request.draft) if comparison.request.draft else None,
             "answers": [{**figures(shot), **_parts(shots[0], shot)} for shot in shots]}
 
 
@@ -254,8 +266,11 @@ def figures(shot: Shot) -> dict[str, Any]:
             "finish_reason": view.finish, "ttft_seconds": view.ttft, "tokens_per_second": view.speed,
             "disk_bytes": shot.size,
             "peak_bytes": info.peak_bytes if info else None, "backend": info.backend if info else None,
+            "revision": info.revision if info else None,
             "format": info.format if info else None, "kernels": info.kernels if info else None, "unloaded": shot.unloaded,
-            "error": str(shot.error) if shot.error else None}
+            "error": str(shot.error) if shot.error else None,
+            "speculation": asdict(view.usage.speculation) if view.usage and view.usage.speculation else None,
+            "undrafted": shot.undrafted.reason if shot.undrafted else None}
 
 
 def _parts(reference: Shot, shot: Shot) -> dict[str, Any]:

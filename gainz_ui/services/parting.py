@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from backends.base import GainzError, ModelInfo, Progress
+from backends.speculative import Pairing
 from gainz_ui.services.answers import View
 
 WORDS = 4000                            # words up to which two answers are compared word by word
@@ -28,6 +29,7 @@ class Shot:
     error: GainzError | None
     unloaded: bool
     pieces: tuple[tuple[tuple[int, ...], str], ...]     # (ids, text) as they came
+    undrafted: Pairing | None = None    # a draft was asked for and does not fit: why it answered without
 
     @property
     def ids(self) -> tuple[int, ...]:

@@ -15,8 +15,7 @@ from gainz_ui.services.chat import PRESETS, Chat, to_export, to_markdown
 from gainz_ui.tabs import chat_view as show
 from gainz_ui.tabs.chat_flow import Flow, titles
 from gainz_ui.tabs.chat_presets import Presets
-from gainz_ui.tabs.draft_pick import wire_drafts
-from gainz_ui.tabs.draft_view import LENGTHS
+from gainz_ui.tabs.draft_pick import draft_widgets, wire_drafts
 from gainz_ui.widgets import Html, shown
 
 # one choice an answer, and no log-probabilities: the chat does not show them
@@ -101,10 +100,7 @@ def _api(parts: dict[str, Any]) -> None:
 def _settings(parts: dict[str, Any]) -> Form:
     with gr.Column(elem_classes="gz-card"):
         parts["model"] = gr.Dropdown([], label=T("model"), elem_id="gz-model", info=T("model_help"))
-        parts["draft"] = gr.Dropdown([(T("draft_off"), "")], value="", label=T("draft"), info=T("draft_help"), elem_id="gz-draft")
-        parts["draft_length"] = gr.Dropdown([(T("draft_auto"), 0), *((str(n), n) for n in LENGTHS)], value=0, visible=False,
-                                            label=T("draft_length"), elem_id="gz-draft-length")
-        parts["draft_note"] = Html(visible=False, elem_id="gz-draft-note")
+        draft_widgets(parts, "gz")
         parts["system"] = gr.Textbox(label=T("system_prompt"), placeholder=T("system_placeholder"), lines=2, max_lines=8,
                                      elem_id="gz-system")
         parts["preset"] = gr.Dropdown([(T(f"preset_{name}"), name) for name in PRESETS], value="balanced", label=T("preset"),

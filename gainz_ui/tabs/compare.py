@@ -16,6 +16,7 @@ from gainz_ui.tabs import compare_view as show
 from gainz_ui.tabs.compare_flow import Flow
 from gainz_ui.tabs.compare_offer import Offer
 from gainz_ui.tabs.compare_quality import Measuring
+from gainz_ui.tabs.draft_pick import draft_widgets, wire_shared_draft
 from gainz_ui.widgets import Html, shown
 
 PRIVATE = {"api_visibility": "private", "show_progress": "hidden"}
@@ -43,6 +44,7 @@ def build(page: Page) -> None:
     offer = Offer(page, parts, flow, form.widgets)
     offer.wire()
     _wire_models(page, parts, offer)
+    wire_shared_draft(page, parts)
 
 
 def _offer(parts: dict[str, Any]) -> None:
@@ -60,6 +62,7 @@ def _question(parts: dict[str, Any]) -> Form:
     parts["nothing"] = Html(visible=False)
     parts["prompt"] = gr.Textbox(label=T("compare_prompt"), placeholder=T("compare_example"), lines=2, max_lines=8,
                                  elem_id="gz-compare-prompt")
+    draft_widgets(parts, "gz-compare")
     with gr.Row(elem_classes="gz-actions"):
         parts["run"] = gr.Button(T("compare_run"), variant="primary", elem_id="gz-compare-run")
         parts["stop"] = gr.Button(T("stop"), variant="stop", visible=False, elem_id="gz-compare-stop")

@@ -13,12 +13,12 @@ from typing import Any
 
 import gradio as gr
 
-from backends.base import GainzError, InvalidRequest, Message, Request, Sampling
+from backends.base import DraftSpec, GainzError, InvalidRequest, Message, Request, Sampling
 from gainz_ui import html
 from gainz_ui.i18n import explain, language
 from gainz_ui.page import Page
 from gainz_ui.services.compare import Comparison, plan, room, to_dict
-from gainz_ui.tabs import compare_view as show
+from gainz_ui.tabs import compare_view as show, draft_view
 from gainz_ui.tabs.snippets import address_of, call_snippets, snippets
 from gainz_ui.widgets import shown
 
@@ -44,7 +44,7 @@ class Flow:
 
     def inputs(self, widgets: list[Any]) -> list[Any]:
         p = self.parts
-        return [p["models"], p["prompt"], p["system"], p["in_turn"], p["plain"], *widgets]
+        return [p["models"], p["prompt"], p["system"], p["in_turn"], p["plain"], p["draft"], p["draft_length"], *widgets]
 
     def outputs(self) -> list[Any]:
         p = self.parts
@@ -52,17 +52,17 @@ class Flow:
         return [*cards, p["sides"], p["plan"], p["run"], p["stop"], p["save"], p["answers"], p["api"], self.page.version]
 
     async def run(self, request: gr.Request, names: list[str] | None, prompt: str, system: str, in_turn: bool, plain: bool,
-                  *settings: Any) -> AsyncIterator[Update]:
+                  draft: str | None, draft_length: int | None, *settings: Any) -> AsyncIterator[Update]:
         words, p = language(request), self.parts
         try:
-            asked = make_request(prompt, system, plain, self.read(settings))
+            asked = make_request(prompt, system, plain, self.read(settings), draft_view.spec(draft, draft_length))
             chosen = await asyncio.to_thread(plan, self.page.studio, names or [], in_turn, room(asked))
             comparison = await asyncio.to_thread(Comparison, self.page.studio, chosen, asked)
         except GainzError as error:
             yield {p["plan"]: shown(_error(words, error))}
             return
         self.running[request.session_hash] = comparison
-        code = _code(request, names, prompt, system, in_turn, plain, asked.sampling)
+        code = _code(request, names, prompt, system, in_turn, plain, asked)
         try:
             yield {**self._everything(words, comparison), p["api"]: code, p["run"]: gr.Button(visible=False),
                    p["stop"]: gr.Button(visible=True), p["save"]: gr.Button(visible=False)}
@@ -115,22 +115,24 @@ class Flow:
         return html.file("gainz-compare.json", json.dumps(answers, ensure_ascii=False, indent=1), "application/json")
 
 
-def make_request(prompt: str, system: str, plain: bool, sampling: Sampling) -> Request:
+def make_request(prompt: str, system: str, plain: bool, sampling: Sampling, draft: DraftSpec | None = None) -> Request:
     text = (prompt or "").strip() if not plain else prompt or ""
     if not text:
         raise InvalidRequest("There is no prompt.", field="prompt", remedy="Write what the models should answer.")
     if plain:
-        return Request(text, sampling)
+        return Request(text, sampling, draft)
     head = (Message("system", system.strip()),) if (system or "").strip() else ()
-    return Request((*head, Message("user", text)), sampling)
+    return Request((*head, Message("user", text)), sampling, draft)
 
 
-def _code(request: gr.Request, names: Any, prompt: str, system: str, in_turn: bool, plain: bool, sampling: Sampling) -> str:
+def _code(request: gr.Request, names: Any, prompt: str, system: str, in_turn: bool, plain: bool, asked: Request) -> str:
+    sampling, draft = asked.sampling, asked.draft
     arguments = {"prompt": prompt, "models": list(names or []), "max_tokens": sampling.max_tokens,
                  "temperature": sampling.temperature,
                  "seed": sampling.seed, "system": system or None, "in_turn": in_turn, "plain": plain,
                  "options": {key: getattr(sampling, key) for key, off in (("top_k", 0), ("top_p", 1.0))
-                             if getattr(sampling, key) != off}}
+                             if getattr(sampling, key) != off},
+                 "draft": draft.name if draft else None, "draft_length": draft.length if draft else None}
     return snippets(*call_snippets("compare", arguments, address_of(request)))
 
 

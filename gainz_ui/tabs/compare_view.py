@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
+
+from backends.speculative import Pairing
 
 from gainz_ui import html
 from gainz_ui.i18n import explain, tr
 from gainz_ui.services.compare import Plan
 from gainz_ui.services.parting import Parting, Shot, marked, parting
+from gainz_ui.tabs import draft_view
 from gainz_ui.tabs.chat_view import stage
 
 STATES = {"waiting": "plain", "loading": "busy", "answering": "busy", "done": "good", "failed": "bad"}
@@ -40,6 +44,7 @@ def card(words: str, shots: Sequence[Shot], index: int, plan: Plan) -> str:
         lines.append(_loading(words, shot))
     if shot.view.text:
         lines.append(_text(words, shot, found, other))
+    lines.append(_drafting(words, shot))
     if shot.error is not None:
         title, what, remedy = explain(words, shot.error)
         lines.append(html.notice("bad", title, [what, remedy]))
@@ -72,10 +77,10 @@ def _tiles(words: str, shot: Shot, plan: Plan) -> str:
     tokens = view.usage.completion_tokens if view.usage else view.tokens
     ttft = f"{view.ttft * 1000:.0f}" if view.ttft is not None else "–"
     peak = html.size(info.peak_bytes).split(" ") if info and info.peak_bytes else ["–", ""]
-    disk = html.size(shot.size).split(" ")
+    disk = html.size(shot.size).split(" ") if info is None or info.path != "remote" else ["–", ""]
     return html.tiles([(tr(words, "stat_ttft"), ttft, "ms"), (tr(words, "stat_speed"),
                                                               f"{view.speed:.1f}" if view.speed else "–", "tok/s"),
-                       (tr(words, "stat_tokens"), html.number(tokens), ""), (tr(words, "fact_peak"), *peak),
+                       (tr(words, "stat_tokens"), "–" if tokens is None else html.number(tokens), ""), (tr(words, "fact_peak"), *peak),
                        (tr(words, "fact_size"), *disk)])
 
 
@@ -97,6 +102,35 @@ def _text(words: str, shot: Shot, found: Parting | None, other: str) -> str:
         else:
             out.append(f'<span class="gz-other">{text}</span>' if kind == "other" else text)
     return f'<div class="gz-answer" tabindex="0">{"".join(out)}</div>'
+
+
+def _drafting(words: str, shot: Shot) -> str:
+    """What its draft brought, or why it has none."""
+    if shot.undrafted is not None:
+        reason = _reason(words, shot.undrafted)
+        return f'<p class="gz-served">{html.escape(tr(words, "compare_undrafted", name=_draft(words, shot.undrafted.name), reason=reason))}</p>'
+    told = shot.view.usage.speculation if shot.view.usage else None
+    return draft_view.line(words, asdict(told), tinted=False) if told else ""
+
+
+def _reason(words: str, pair: Pairing) -> str:
+    """As a part of a sentence."""
+    return draft_view.why(words, pair).rstrip(".。")
+
+
+def _draft(words: str, name: str) -> str:
+    return tr(words, "draft_lookup") if name == draft_view.LOOKUP else name
+
+
+def drafting_note(words: str, chosen: str, pairs: Sequence[Pairing], unfit: Mapping[str, Pairing], inexact: Sequence[str]) -> str:
+    """Below the choice of a draft: what it is, which of the variants answer without it, and whose kernels promise less."""
+    if not chosen:
+        return ""
+    pair = next((pair for pair in pairs if pair.name == chosen.removeprefix(draft_view.STACKED)), None)
+    lines = [draft_view.why(words, pair)] if pair is not None and pair.fits else []
+    lines += [tr(words, "compare_without", model=model, reason=_reason(words, reason)) for model, reason in unfit.items()]
+    lines += [tr(words, "compare_not_exact", models=", ".join(inexact))] if inexact else []
+    return "".join(f'<p class="gz-served">{html.escape(line)}</p>' for line in lines)
 
 
 def _verdict(words: str, shots: Sequence[Shot], index: int, found: Parting | None) -> str:

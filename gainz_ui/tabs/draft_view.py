@@ -16,9 +16,9 @@ LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16)
 PAYS, COSTS = 1.03, 0.97                # speed beside plain passes: above it pays, below it costs
 
 
-def spec(name: str | None, length: int | None) -> DraftSpec | None:
+def spec(name: str | None, length: int | None = None) -> DraftSpec | None:
     """What the two widgets ask for."""
-    return DraftSpec(name, int(length) or None) if name else None
+    return DraftSpec(name, int(length or 0) or None) if name else None
 
 
 def choices(language: str, pairs: Sequence[Pairing]) -> list[tuple[str, str]]:
@@ -72,8 +72,9 @@ def verdict(told: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
     return ("verdict_draft_rested" if told["resting"] else "verdict_draft_same"), {}
 
 
-def line(language: str, told: Mapping[str, Any] | None) -> str:
-    """Acceptance, tokens a pass, measured speed and the verdict; places and lengths folded below."""
+def line(language: str, told: Mapping[str, Any] | None, *, tinted: bool = True) -> str:
+    """Acceptance, tokens a pass, measured speed and the verdict; places and lengths folded below. ``tinted``: the answer's
+    accepted tokens are."""
     if not told:
         return ""
     say = lambda key, **values: tr(language, key, **values)  # noqa: E731
@@ -88,7 +89,7 @@ def line(language: str, told: Mapping[str, Any] | None) -> str:
         facts = [say("draft_line_none", draft=name)]
     key, values = verdict(told)
     kind = {"verdict_draft_faster": "good", "verdict_draft_slower": "warn"}.get(key, "plain")
-    extra = [say("draft_tinted")] if told["acceptance"] else []
+    extra = [say("draft_tinted")] if tinted and told["acceptance"] else []
     return (f'<div class="gz-drafting gz-{kind}"><p><strong>{html.escape(say(key, **values))}</strong> '
             f'{html.escape(" · ".join(facts))}. {html.escape(" ".join(extra))}</p>{_details(say, told)}</div>')
 

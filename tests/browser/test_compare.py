@@ -15,6 +15,7 @@ from backends.base import OutOfMemory
 from gainz_ui.services import starter
 from gainz_ui.settings import Settings
 from tests.browser.steps import tab, wait_until
+from tests.browser.test_drafts import choose
 
 
 @pytest.fixture
@@ -49,6 +50,28 @@ def test_two_answers_grow_side_by_side_with_their_figures(both, visit):
         page.click("#gz-compare-save")
     saved = json.loads(Path(caught.value.path()).read_text())
     assert saved["seed"] in seeds and [answer["tokens"] for answer in saved["answers"]] == [40, 40]
+
+
+def test_one_draft_for_all_that_it_fits(both, visit):
+    from dataclasses import replace
+    models = both.studio._models
+    models["starter-fp16"] = replace(models["starter-fp16"], capabilities=("logprobs",))
+    both.studio.changed.emit()
+    page = visit(both.url)
+    tab(page, "Compare")
+    expect(page.locator("#gz-compare-draft-length")).to_be_hidden()
+    choose(page, "#gz-compare-draft", "Lookup in the text")
+    expect(page.locator("#gz-compare-draft-note")).to_contain_text("starter-fp16 answers without it: starter-fp16 runs one sequence")
+    choose(page, "#gz-compare-draft-length", "4")
+    compare(page)
+    first, second = (page.locator(f"#gz-side-{number}") for number in (0, 1))
+    for text in ("It pays: the answer came 1.62 × as fast.", "75% of 32 draft tokens accepted, 2.50 tokens a pass"):
+        expect(first).to_contain_text(text)
+    expect(second).to_contain_text("Answered without a draft: Lookup in the text does not fit")
+    asked = {name: request.draft for name, request in both.studio.requests[-2:]}
+    assert (asked["starter"].name, asked["starter"].length, asked["starter-fp16"]) == ("lookup", 4, None)
+    page.locator("#gz-api-compare button").first.click()
+    expect(page.locator("#gz-api-code-compare")).to_contain_text("draft='lookup', draft_length=4")
 
 
 def test_where_answers_part_is_marked(both, visit):
