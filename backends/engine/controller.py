@@ -63,14 +63,19 @@ class Controller:
         return found
 
     def draft_costs(self, draft: str, source: str, ratio: float) -> DraftCosts:
-        modelled = not source.startswith("lookup")
-        return self._drafts.setdefault((draft, modelled), DraftCosts(ratio if modelled else 0.0))
+        key = draft, not source.startswith("lookup")
+        found = self._drafts.get(key)
+        if found is None:
+            found = self._drafts[key] = DraftCosts(ratio if key[1] else 0.0)
+        return found
 
     # --------------------------------------------------------------------------------------- what it is told
     def drafted(self, courses: list[Course], drafts: list[Any], seconds: float) -> None:
         """One call of a drafter for some sequences took so long."""
-        for course, draft in zip(courses, drafts):
-            course.proposed(getattr(draft, "source", ""), seconds / len(courses))
+        for course in courses:
+            course.proposed(seconds / len(courses))
+        if not any(drafts) and not any(course.read for course in courses):
+            return                                          # nothing was found, and what looking took is noted
         modelled = [(c, len(d)) for c, d in zip(courses, drafts) if not getattr(d, "source", "").startswith("lookup")]
         behind = sum(course.read for course, _ in modelled)
         ids = sum(size for _, size in modelled)
@@ -133,6 +138,8 @@ class Course:
         plain = costs.expected(streams)
         if self.balance is None:
             self.balance = START * (self.horizon * plain + self.prompt * (self.controller.reading or 0.0))
+        if not self.modelled:
+            return {"k": self._k, "limit": self.limit}
         each, spare = self._reading(plain), self.balance - self._worst(1, "model", 0)
         self._can_read = max(NEAR, int(spare / each)) if each > 0 else text
         return {"k": self._k, "limit": self.limit, "read": self._can_read}
@@ -199,7 +206,7 @@ class Course:
         return found
 
     # --------------------------------------------------------------------------------------- after it
-    def proposed(self, source: str, seconds: float) -> None:
+    def proposed(self, seconds: float) -> None:
         self._draft_seconds = seconds
         self.counts.draft_seconds += seconds
 
@@ -234,8 +241,12 @@ class Course:
             return
         costs = self.controller.costs
         plain = costs.expected(streams)
+        if not length:
+            grown = self.balance + GROWTH * plain
+            self.balance = min(grown - self._draft_seconds, max(CAP * plain, grown))
+            return
         whole = costs.expected(rows) if costs.seen(rows) > WARM else seconds         # what setting kernels up takes is paid too
-        extra = whole - costs.expected(rows - length) + self._draft_seconds if length else self._draft_seconds
+        extra = whole - costs.expected(rows - length) + self._draft_seconds
         grown = GROWTH * plain * (1 + right)
         self.balance = min(self.balance + grown + right * plain - extra, max(CAP * plain, self.balance + grown))
 

@@ -84,18 +84,15 @@ class PassCosts:
 
 
 class DraftCosts:
-    """Seconds that drafting takes: for each id proposed, for each token that has to be read before, and for a question that
-    brings nothing. ``ratio``: the draft's size beside the target's, the first guess for everything."""
+    """Seconds that drafting takes: for each id proposed, and for each token that has to be read before. ``ratio``: the draft's size beside the target's, the first guess for everything."""
 
     def __init__(self, ratio: float) -> None:
         self.ratio = ratio
-        self._id = self._read = self._idle = None
+        self._id = self._read = None
 
     def saw(self, seconds: float, ids: int, behind: int) -> None:
         """One call: ``ids`` proposed, ``behind`` tokens read first (few are read along with the first id)."""
-        if not ids and not behind:
-            self._idle = _follow(self._idle, seconds)
-        elif behind > 16:
+        if behind > 16:
             rest = max(seconds - ids * (self._id or 0.0), 0.3 * seconds)
             self._read = _follow(self._read, rest / behind)
         else:
@@ -110,9 +107,6 @@ class DraftCosts:
         if self._read is not None:
             return self._read
         return min(self.ratio * (target or plain), self.id(plain))
-
-    def idle(self) -> float:
-        return self._idle or 0.0
 
 
 def _follow(old: float | None, new: float) -> float:

@@ -24,12 +24,13 @@ class Counts:
     def add(self, source: str, length: int, right: int, made: int) -> None:
         self.tokens += made
         self.lengths[length] += 1
+        if not length:
+            return
         reached = min(length, right + (made > right))       # an answer that ended inside the draft tells nothing of the rest
         self.tried.update(range(1, reached + 1))
         self.right.update(range(1, right + 1))
-        if length:
-            self.drafted[source] += length
-            self.accepted[source] += right
+        self.drafted[source] += length
+        self.accepted[source] += right
 
     def pace(self, streams: int, tokens: int, seconds: float) -> None:
         """A measured pass with a draft, drafting included; one without is as fast as it would have been anyway."""
