@@ -13,13 +13,13 @@ from inspect import Parameter, Signature
 from typing import Any, get_type_hints
 
 from backends.base import Cancel, DraftSpec, GainzError, InvalidRequest, Message, Request, Sampling
-from gainz_ui import api_batch, api_variants
+from gainz_ui import api_batch, api_bench, api_variants
 from gainz_ui.api_values import biases, listed, text, whole
 from gainz_ui.services.answers import Answer, View
 from gainz_ui.services.jobs import Jobs
 from gainz_ui.services.studio import Studio
 
-NAMES = ("/batch", "/chat", "/compare", "/generate", "/load", "/models", "/quantize", "/unload")
+NAMES = ("/batch", "/benchmark", "/chat", "/compare", "/generate", "/load", "/models", "/quantize", "/unload")
 BATCH_SECONDS = 0.08        # a client that gets every token by itself spends more time on transport than the model on tokens
 BEAT_SECONDS = 0.25         # a generator that yields nothing cannot be closed: it says the same again
 
@@ -70,8 +70,8 @@ def register(studio: Studio, jobs: Jobs) -> None:
     chat = _taking(chat, message=str, history=(list[dict] | None, None), system=(str | None, None), **_fields(None))
     generate = _taking(generate, prompt=str, **_fields(256))
     compare, quantize = api_variants.functions(studio, jobs, spoken)
-    batch = api_batch.function(studio, spoken)
-    for function in (batch, chat, compare, generate, load, models, quantize, unload):
+    batch, benchmark = api_batch.function(studio, spoken), api_bench.function(studio, jobs, spoken)
+    for function in (batch, benchmark, chat, compare, generate, load, models, quantize, unload):
         # evaluated here: gr.api reads the hints themselves, and this file's are text
         function.__annotations__ = get_type_hints(function)
         gr.api(function, api_name=function.__name__, concurrency_limit=None)

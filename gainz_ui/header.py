@@ -52,7 +52,8 @@ def _work_chips(language: str, snapshot: Any, tasks: Sequence[Any]) -> list[str]
     chips = [
         html.chip(_percent(tr(language, "chip_loading", name=item.name), item.progress), "busy") for item in snapshot.loading
     ]
-    chips += [html.chip(_percent(tr(language, f"chip_{task.kind}", name=task.subject), task.progress), "busy")
+    chips += [html.chip(_percent(tr(language, f"chip_{task.kind}", name=task.subject), task.progress),
+                        "busy gz-still" if task.kind == "bench" else "busy")
               for task in tasks if task.kind != "load"]
     if snapshot.running or snapshot.waiting:
         chips.append(html.chip(tr(language, "chip_requests", running=snapshot.running, waiting=snapshot.waiting), "busy"))

@@ -51,8 +51,13 @@
 
   // A plot as PNG: its SVG layers as one picture on the card's colour, painted at twice the size. Nothing leaves the browser.
   function picture(place, name) {
-    var layers = document.querySelectorAll('#gz-plot-' + place + ' .js-plotly-plot svg.main-svg');
-    if (!layers.length) { return; }
+    Array.prototype.forEach.call(document.querySelectorAll('[id^="gz-plot-' + place + '"] .js-plotly-plot'), function (plot) {
+      var part = plot.closest('[id^="gz-plot-"]').id.slice('gz-plot-'.length + place.length);     // of several, each has its own name
+      paint(plot.querySelectorAll('svg.main-svg'), name.replace('.png', part + '.png'));
+    });
+  }
+  function paint(layers, name) {
+    if (!layers.length || !layers[0].getClientRects().length) { return; }
     var box = layers[0].getBoundingClientRect(), whole = layers[0].cloneNode(true), image = new Image();
     for (var i = 1; i < layers.length; i++) {           // in one document, since layers refer to each other's gradients
       Array.prototype.forEach.call(layers[i].cloneNode(true).childNodes, function (part) { whole.appendChild(part.cloneNode(true)); });
@@ -83,6 +88,12 @@
     'gz-quality-csv': function () { download('quality', 100); },
     'gz-quality-json': function () { download('quality', 100); },
     'gz-quality-png': function () { picture('quality', 'gainz-quality.png'); },
+    'gz-bench-json': function () { download('bench', 100); },
+    'gz-bench-csv': function () { download('bench', 100); },
+    'gz-bench-md': function () { download('bench', 100); },
+    'gz-bench-llama': function () { download('bench', 100); },
+    'gz-bench-benchstat': function () { download('bench', 100); },
+    'gz-bench-png': function () { picture('bench', 'gainz-bench.png'); },
     'gz-doctor-save': function () { download('doctor', 100); }
   };
   document.addEventListener('click', function (event) {

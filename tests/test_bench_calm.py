@@ -29,6 +29,21 @@ def test_a_busy_stranger_is_seen_and_our_own_work_is_not():
     assert apart > 0.2                    # whatever else runs here is in both
 
 
+def test_one_of_ours_that_ends_is_no_stranger():
+    """Its seconds stay ours: they are not taken back, which would look like others' work."""
+    child = spinner()
+    pids = [os.getpid(), child.pid]
+    barometer = Barometer(lambda: tuple(pids))
+    time.sleep(0.5)
+    barometer.read()
+    before = barometer._last.ours
+    child.kill()
+    child.wait()
+    pids.remove(child.pid)
+    barometer.read()
+    assert before > 0.1 and barometer._last.ours >= before
+
+
 def test_bandwidth_is_a_speed_of_memory():
     assert 5e8 < Barometer(lambda: ()).read().bandwidth < 1e12
 

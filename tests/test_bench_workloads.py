@@ -24,6 +24,11 @@ def test_long_is_longer_and_depth_is_deep():
     assert all(12_000 < len(turns[0].content) < 20_000 for turns in bundled("depth").prompts)
 
 
+def test_a_ladder_has_every_length_equally_often():
+    lengths = [len(turns[0].content) for turns in bundled("ladder").prompts]
+    assert all(later > 1.5 * earlier for start in (0, 5, 10) for earlier, later in zip(lengths[start:], lengths[start + 1:start + 5]))
+
+
 def test_names():
     assert from_name("code") == bundled("code") and from_name("code-zh-long-512") == bundled("code", "zh", "long", 512)
     assert from_name("second").prompts[0][1].role == "assistant"

@@ -42,7 +42,8 @@ class FakeStudio:
         self.speed, self.tokens, self.context, self.load_seconds = speed, tokens, context, load_seconds
         self.changed, self.requests, self.steps = Signal(), [], 0
         self.settings, self.written = Settings(models=Path("no-such-folder")), {}
-        self.records = SimpleNamespace(write_output=lambda kind, name, data: self.written.update({(kind, name): data}))
+        self.records = SimpleNamespace(write_output=lambda kind, name, data: self.written.update({(kind, name): data}),
+                                       outputs_of=lambda kind: [])
         self._models: dict[str, ModelInfo] = {}
         self._running = 0
         self.dead, self.speedup = "", 1.62

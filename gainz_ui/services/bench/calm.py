@@ -49,6 +49,8 @@ class Barometer:
         self._ours = ours
         self._block = np.ones(BLOCK // 8)
         self._seen: list[float] = []
+        self._known: dict[int, float] = {}      # processor seconds of our processes when they were last seen
+        self._spent = 0.0
         self._last = self._look()
 
     def read(self) -> Weather:
@@ -85,7 +87,17 @@ class Barometer:
         times = psutil.cpu_times()
         stolen = getattr(times, "steal", None)
         busy = sum(times) - times.idle - getattr(times, "iowait", 0.0) - (stolen or 0.0) - _guests(times)
-        return _Look(time.perf_counter(), busy, stolen, sum(map(_spent, self._ours())), _swapped())
+        return _Look(time.perf_counter(), busy, stolen, self._ours_spent(), _swapped())
+
+    def _ours_spent(self) -> float:
+        """Processor seconds of ours, which only grow: a process that ended, or could not be looked at once, takes nothing back."""
+        for pid in {*self._ours(), *self._known}:
+            now = _spent(pid)
+            if now is None:
+                continue
+            self._spent += max(now - self._known.get(pid, now), 0.0)
+            self._known[pid] = now
+        return self._spent
 
 
 def _guests(times: object) -> float:
@@ -93,11 +105,11 @@ def _guests(times: object) -> float:
     return getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)
 
 
-def _spent(pid: int) -> float:
+def _spent(pid: int) -> float | None:
     try:
         times = psutil.Process(pid).cpu_times()
     except psutil.Error:                    # it has ended
-        return 0.0
+        return None
     return times.user + times.system
 
 

@@ -38,8 +38,8 @@ class Gauge(Protocol):
 
 @dataclass(frozen=True)
 class Design:
-    """``pairs`` None: looks after 8, 16 and 32 pairs at their corrected levels, over as soon as one tells. ``seed``: of the order
-    and of the nonces. ``block``: pairs whose halves lie together, where memory does not hold both sides; 1 = back to back.
+    """``pairs`` None: looks after 8, 16 and 32 pairs at their corrected levels, over as soon as one tells. ``seed``: of the order.
+    ``block``: pairs whose halves lie together, where memory does not hold both sides; 1 = back to back.
     ``streams``: answers at once. ``same``: what counts as no difference."""
 
     workload: Workload
@@ -107,7 +107,7 @@ class Measurement:
         self.alone, self.joules = alone, joules
         self.outcome = Outcome(same=design.same)
         self._chance = random.Random(design.seed)
-        self._nonces = Nonces(random.Random(design.seed + 1))
+        self._nonces = Nonces(random.SystemRandom())       # never those of another run: a loaded model remembers its prompts
         self._drafts = dict(zip(ARMS, design.drafts, strict=True))
 
     def run(self) -> Outcome:

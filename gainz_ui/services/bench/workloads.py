@@ -16,13 +16,14 @@ from typing import Any
 import backends
 from backends.base import InvalidRequest, Message
 
-KINDS = ("prose", "code", "edit", "summary", "second", "depth")
+KINDS = ("prose", "code", "edit", "summary", "second", "depth", "ladder")
 LANGUAGES, SIZES, LENGTHS = ("en", "zh"), ("short", "long"), (64, 512)
 PROMPTS = Path(__file__).parent / "data" / "prompts.json"
 TEXT = Path(backends.__file__).parent / "data" / "evaluation.txt.gz"
 ASKED = ("prose", "code", "second")            # questions of our own; the others are about a text
 COUNT = 32                                     # prompts of a workload: a unit of the statistics each
 PASSAGE, DEPTH = 1600, 16_000                  # characters of a passage; of a text of about 4,000 tokens
+RUNGS = 5                                      # lengths of a ladder, each half of the one before
 MOST_BYTES = 16 << 20                          # of a file of own prompts
 
 
@@ -142,6 +143,11 @@ def _deep(language: str) -> list[str]:
     return ["".join(known[start:] + known[:start])[:DEPTH // 4] for start in range(COUNT)]
 
 
+def _ladder(language: str) -> list[str]:
+    """Texts of `RUNGS` lengths by turns, from short to deep: speed against the length of the context."""
+    return [text[:len(text) >> (RUNGS - 1 - number % RUNGS)] for number, text in enumerate(_deep(language))]
+
+
 def _asked(kind: str) -> Callable[[str], list[tuple[str, ...]]]:
     """Every question in every manner; all questions once before the first comes again."""
     def make(language: str) -> list[tuple[str, ...]]:
@@ -156,4 +162,5 @@ def _about(lead: str, passages: Callable[[str], Sequence[str]]) -> Callable[[str
 
 _MAKERS: dict[str, Callable[[str], list[tuple[str, ...]]]] = {
     **{kind: _asked(kind) for kind in ASKED},
-    "edit": _about("edit", _passages), "summary": _about("summary", _passages), "depth": _about("depth", _deep)}
+    "edit": _about("edit", _passages), "summary": _about("summary", _passages), "depth": _about("depth", _deep),
+    "ladder": _about("depth", _ladder)}
