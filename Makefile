@@ -4,6 +4,7 @@
 # make neon   the NEON kernels: cross-compiled, run by qemu-user (Debian: g++-aarch64-linux-gnu qemu-user)
 # make peers  Gainz beside other engines on the same weights, each in an environment of its own (PEERS="--only load")
 # make interop  auto-gptq and autoawq, in an environment of their own, load what Gainz writes
+# make servers  models of other servers against a real one: llama-cpp-python's, in an environment of its own, on the starter's weights
 # make venv   only the virtual environment
 # Variables: PYTHON=python3.12  ARGS="--port 8000"  TESTS="tests/test_api.py"
 
@@ -15,7 +16,7 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check
 TESTS ?=
 
-.PHONY: run test slow neon peers starter venv venv-dev lint clean
+.PHONY: run test slow neon peers interop servers starter venv venv-dev lint clean
 .DEFAULT_GOAL := run
 
 run: venv
@@ -49,6 +50,18 @@ $(INTEROP)/.ready: requirements-interop.txt
 	@$(INTEROP)/bin/pip --disable-pip-version-check install --quiet -r requirements-interop.txt
 	@BUILD_CUDA_EXT=0 $(INTEROP)/bin/pip --disable-pip-version-check install --quiet --no-deps --no-build-isolation auto-gptq==0.7.1
 	@$(INTEROP)/bin/pip --disable-pip-version-check install --quiet --no-deps --no-build-isolation --no-binary autoawq autoawq==0.2.9
+	@touch $@
+
+# The wheels are the project's own for the CPU; where there is none, pip compiles it (minutes, a C++ compiler).
+SERVERS := .venv-servers
+servers: venv-dev starter $(SERVERS)/.ready
+	@GAINZ_LLAMA_PYTHON=$(CURDIR)/$(SERVERS)/bin/python GAINZ_LLAMA_GGUF="$$(ls models/SmolLM2*/*.gguf | head -1)" \
+		$(PY) -m pytest tests/test_remote_contract.py
+
+$(SERVERS)/.ready:
+	@echo "Installing llama-cpp-python and its server into $(SERVERS) …" >&2
+	@"$(PYTHON)" -m venv $(SERVERS)
+	@$(SERVERS)/bin/pip --disable-pip-version-check install --quiet "llama-cpp-python[server]==0.3.36"
 	@touch $@
 
 lint: venv-dev

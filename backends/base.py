@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from backends.errors import (  # noqa: F401  (re-exported: one place to import the vocabulary from)
-    BadSetting, BrokenFile, Cancelled, ChecksumMismatch, ConfigConflict, ContextTooLong, DiskFull, DraftParent, EngineDied,
-    EngineStopping, FetchFailed, GainzError, InvalidRequest, JobDied, LoadError, MissingRequirement, ModelNotFound,
-    ModelNotLoaded, NameRefused, NameTaken, NoChatTemplate, NotMeasurable, NotSupported, OutOfMemory, PortTaken, QueueFull, RegistryError,
+    AddressRefused, BadSetting, BrokenFile, Cancelled, ChecksumMismatch, ConfigConflict, ContextTooLong, DiskFull,
+    DraftParent, EngineDied, EngineStopping, FetchFailed, GainzError, InvalidRequest, JobDied, LoadError,
+    MissingRequirement, ModelNotFound, ModelNotLoaded, NameRefused, NameTaken, NoChatTemplate, NotMeasurable,
+    NotSupported, OutOfMemory, PortTaken, QueueFull, RegistryError, RemoteFailed, RemoteRefused, RemoteUnreachable,
     StepFailed, UnknownFormat, UnsafeFile, UnsupportedTensor)
 
 if TYPE_CHECKING:  # annotations only: this module never imports torch
@@ -211,10 +212,10 @@ class Speculation:
 class Usage:
     prompt_tokens: int = 0
     completion_tokens: int = 0         # over all choices; an end-of-sequence token counts, as it was computed
-    cached_tokens: int = 0             # prompt tokens found in the prefix cache, always < prompt_tokens
+    cached_tokens: int | None = 0      # prompt tokens found in the prefix cache, always < prompt_tokens; None: not told
     drafted: int = 0                   # proposed draft tokens
     accepted: int = 0                  # of them kept
-    passes: int = 0                    # verifier passes that yielded tokens
+    passes: int = 0                    # verifier passes that yielded tokens; 0 where nobody counts them (another server)
     speculation: Speculation | None = None              # where a draft was asked for
 
 
@@ -222,7 +223,7 @@ class Usage:
 class Timing:
     """Seconds, measured where the tokens are made. None = not measurable (one token has no decode speed)."""
 
-    queue_seconds: float = 0.0
+    queue_seconds: float | None = 0.0             # waiting for its turn; of another server: here, for a free connection
     ttft_seconds: float | None = None             # submission to first token
     prefill_seconds: float | None = None
     decode_seconds: float | None = None           # first token to last
@@ -538,13 +539,18 @@ class LocalOptions:
     prefix_cache: bool = field(default=True, metadata={"label": "Reuse common prefixes"})
 
     def __post_init__(self) -> None:
-        for item in fields(self):
-            value, meta = getattr(self, item.name), item.metadata
-            if "low" in meta and (isinstance(value, bool) or not isinstance(value, int) or not meta["low"] <= value <= meta["high"]):
-                raise InvalidRequest(f"{item.name} must be a whole number from {meta['low']} to {meta['high']}.",
-                                     field=item.name, **{item.name: value})
-            if "choices" in meta and value not in meta["choices"]:
-                raise InvalidRequest(f"{item.name} must be one of {', '.join(meta['choices'])}.", field=item.name, **{item.name: value})
+        check_fields(self)
+
+
+def check_fields(options: Any) -> None:
+    """InvalidRequest where a field of an options dataclass is outside of what its metadata says."""
+    for item in fields(options):
+        value, meta = getattr(options, item.name), item.metadata
+        if "low" in meta and (isinstance(value, bool) or not isinstance(value, int) or not meta["low"] <= value <= meta["high"]):
+            raise InvalidRequest(f"{item.name} must be a whole number from {meta['low']} to {meta['high']}.",
+                                 field=item.name, **{item.name: value})
+        if "choices" in meta and value not in meta["choices"]:
+            raise InvalidRequest(f"{item.name} must be one of {', '.join(meta['choices'])}.", field=item.name, **{item.name: value})
 
 
 def make_options(cls: type, values: Mapping[str, Any]) -> Any:

@@ -283,6 +283,38 @@ class NameTaken(NameRefused):
     advice = "Choose another name, or remove the old one first."
 
 
+class AddressRefused(InvalidRequest):
+    code = "address_refused"
+    title = "This address may not be reached from here"
+    symptom = "A server cannot be added, or its model neither loads nor answers; nothing was sent to it."
+    check = "What the name resolves to, and `remote_hosts` and `remote_private` in the settings."
+    advice = "Whoever runs this server can allow the address: --remote-hosts HOST:PORT, or remote_hosts in gainz.toml."
+
+
+class RemoteUnreachable(GainzError):
+    code = "remote_unreachable"
+    title = "The other server cannot be reached"
+    symptom = "A model that another server answers does not load or answer; others go on."
+    check = "`curl ADDRESS/models` on the machine that runs Gainz. Proxies of the environment are not used."
+    advice = "Start that server, or correct the address in models/NAME/manifest.json."
+
+
+class RemoteRefused(InvalidRequest):
+    code = "remote_refused"
+    title = "The other server refuses this request"
+    symptom = "HTTP 400 with the other server's own words."
+    check = "The message quotes that server: it names the field, the length or the model that it does not take."
+    advice = "Change what it names; what cannot be sent to it at all, its card on the Models tab says."
+
+
+class RemoteFailed(GainzError):
+    code = "remote_failed"
+    title = "The other server failed"
+    symptom = "An answer ends in the middle, or the other server answers with an error or with what is no answer."
+    check = "That server's own log at the time of the request."
+    advice = "Ask again; if it repeats, look into that server's log."
+
+
 class RegistryError(GainzError):
     code = "registry_error"
     title = "Two backends contradict each other"

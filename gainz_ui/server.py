@@ -59,6 +59,7 @@ def furnish(settings: Settings, studio: Studio | None = None) -> House:
         except OSError as error:
             raise BadSetting(f"The folder {folder} cannot be made.", folder=folder, reason=error.strerror or error) from error
     studio, store, tasks = studio or Studio(settings), Store(settings.models), Tasks()
+    store.revisions.mend()
     return House(settings, studio, store, tasks, Startup(settings, studio, store, tasks), Jobs(settings.models))
 
 

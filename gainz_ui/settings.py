@@ -15,7 +15,7 @@ from typing import Any
 from backends.base import BadSetting
 
 PREFIX, FILE = "GAINZ_", "gainz.toml"
-BESIDE = {"config"}                     # GAINZ_CONFIG names the file itself, so it is no field
+BESIDE = {"config", "remote_key"}        # GAINZ_CONFIG names the file itself; GAINZ_REMOTE_KEY is read where other servers' keys are
 TRUE, FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
 LANGUAGES = ("auto", "en", "zh")
 
@@ -47,6 +47,10 @@ class Settings:
     keys: Path = _knob(Path("keys.json"), "file of the API keys that `python app.py keys` makes")
     allowed_hosts: tuple[str, ...] = _knob((), "further Host names to answer to")
     allowed_origins: tuple[str, ...] = _knob((), "further web origins that may call the API")
+    remote_hosts: tuple[str, ...] = _knob((), "hosts (box, box:8000) and networks (10.1.0.0/16) whose servers' models may be used, besides public ones")
+    remote_private: bool = _knob(True, "let models of other servers lie on this machine and in private networks while we listen on loopback "
+                                       "only; say no behind a reverse proxy")
+    remote_key_file: Path = _knob(Path("remote-keys.json"), "file of other servers' keys, readable by its owner only")
 
     def __post_init__(self) -> None:
         for item in fields(self):

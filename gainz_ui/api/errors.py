@@ -28,7 +28,7 @@ STATUS: dict[type[GainzError], int] = {
     base.LoadError: 422, base.MissingRequirement: 501,
     base.QueueFull: 429, base.EngineDied: 503, base.EngineStopping: 503, base.OutOfMemory: 503,
     base.NotMeasurable: 400, base.StepFailed: 500, base.JobDied: 500, base.RegistryError: 500, base.PortTaken: 500,
-    base.DiskFull: 507, base.FetchFailed: 502,
+    base.DiskFull: 507, base.FetchFailed: 502, base.RemoteUnreachable: 502, base.RemoteFailed: 502,
 }
 _PLAIN = {404: ("not_found", "There is nothing at this address.", "The API's addresses are listed in docs/api.md."),
           405: ("method_not_allowed", "This address does not take that method.", "See the Allow header of this answer.")}

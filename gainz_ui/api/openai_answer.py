@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,22 +56,31 @@ class Head:
 
 
 # ---------------------------------------------------------------------------------------------- counts
-def usage(ends: Sequence[Event]) -> dict[str, Any]:
+def usage(ends: Sequence[Event]) -> dict[str, Any] | None:
+    """None: another server answered, and did not say."""
+    if any(event.usage is None and event.error is None for event in ends):
+        return None
     counts = [event.usage or Usage() for event in ends]
     prompt, made = sum(one.prompt_tokens for one in counts), sum(one.completion_tokens for one in counts)
     return {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made,
-            "prompt_tokens_details": {"cached_tokens": sum(one.cached_tokens for one in counts)}}
+            "prompt_tokens_details": {"cached_tokens": _sum(one.cached_tokens for one in counts)}}
 
 
 def timings(ends: Sequence[Event]) -> dict[str, Any]:
     """llama.cpp's names; milliseconds, and tokens a second. Of several prompts the slowest one's clock."""
     counts, clocks = [event.usage or Usage() for event in ends], [event.timing for event in ends]
-    prompt = sum(one.prompt_tokens - one.cached_tokens for one in counts)
+    prompt = sum(one.prompt_tokens - (one.cached_tokens or 0) for one in counts)
     made = sum(one.completion_tokens for one in counts)
-    return {"cache_n": sum(one.cached_tokens for one in counts), "prompt_n": prompt,
+    return {"cache_n": _sum(one.cached_tokens for one in counts), "prompt_n": prompt,
             **_rate("prompt", prompt, max((clock.prefill_seconds or 0 for clock in clocks), default=0)), "predicted_n": made,
             **_rate("predicted", made, max((clock.decode_seconds or 0 for clock in clocks), default=0)),
             "draft_n": sum(one.drafted for one in counts), "draft_n_accepted": sum(one.accepted for one in counts)}
+
+
+def _sum(values: Iterable[int | None]) -> int | None:
+    """None where one of them is not known."""
+    known = list(values)
+    return None if None in known else sum(known)
 
 
 def _rate(name: str, tokens: int, seconds: float) -> dict[str, float | None]:

@@ -178,7 +178,7 @@ class CompletionAnswer(BaseModel):
     created: int
     model: str
     choices: list[dict[str, Any]]
-    usage: UsageAnswer
+    usage: UsageAnswer | None
     timings: dict[str, Any]
 
 

@@ -45,7 +45,8 @@ def _run(settings: Settings, given: argparse.Namespace, progress: ProgressFn, ca
     plan = batch.Plan(tasks, given.tasks, output, given.model, given.time_limit, given.attempts)
     studio = Studio(settings)
     try:
-        studio.load(given.model, {"context": given.context, "streams": given.streams}, progress, cancel)
+        options = {"streams": given.streams} | ({"context": given.context} if studio.entry(given.model).local else {})
+        studio.load(given.model, options, progress, cancel)
         running = batch.Batch(studio, plan)
         if running.resumed:
             say(f"Going on: {running.resumed} of {len(tasks)} tasks are done.")

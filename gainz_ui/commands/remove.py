@@ -15,11 +15,16 @@ SETTINGS = ("models",)
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", help="name of the model")
+    parser.add_argument("--revision", metavar="REVISION", help="only this one of the revisions that are kept beside the one in use")
     parser.add_argument("--yes", action="store_true", help="do not ask")
 
 
 def run(settings: Settings, given: argparse.Namespace) -> int:
     store = Store(settings.models)
+    if given.revision:
+        store.revisions.drop(given.name, given.revision)
+        say(f"Removed: revision {given.revision} of {given.name}")
+        return 0
     if not given.yes and sys.stdin.isatty():        # a script that gives a name means it
         say(f"{store.existing(given.name)} will be deleted for good. A server that has it loaded keeps it in memory only.")
         if input("Delete it? [y/N] ").strip().lower() not in ("y", "yes"):

@@ -15,13 +15,15 @@ SETTINGS = ("models",)
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", help="name of the model")
+    parser.add_argument("--repair", action="store_true", help="fetch the files that are not right again, from the same commit, and only those")
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
 
 
 def run(settings: Settings, given: argparse.Namespace) -> int:
     bar = Bar()
     try:
-        found = Store(settings.models).verify(given.name, bar)
+        store = Store(settings.models)
+        found = store.repair(given.name, bar) if given.repair else store.verify(given.name, bar)
     finally:
         bar.end()
     if given.json:
@@ -29,5 +31,7 @@ def run(settings: Settings, given: argparse.Namespace) -> int:
     else:
         show_table(("FILE", "STATE", "EXPECTED", "FOUND"), ((c.file, c.state, c.expected[:16], c.found[:16]) for c in found.files))
     if not found.ok:
-        say(f"{given.name} is not as its manifest says. Remove it and fetch it again.")
+        hub = str(store.manifest(given.name).get("source")).startswith("hub:")
+        say(f"{given.name} is not as its manifest says. " + (f"`python app.py verify {given.name} --repair` fetches the bad files again." if hub
+            else "Remove it and fetch it again."))
     return 0 if found.ok else 1

@@ -23,11 +23,11 @@ Start = Callable[[Cancel], Iterator[Event]]
 
 @dataclass(frozen=True)
 class View:
-    """An answer at one moment. ``tokens`` counts what was computed so far; ``speed`` tokens a second, measured here while
-    it runs and by the engine once it has ended; ``seconds`` since the question."""
+    """An answer at one moment. ``tokens`` counts what was computed so far, None where only text comes (another server's);
+    ``speed`` tokens a second, measured here while it runs and by the engine once it has ended; ``seconds`` since the question."""
 
     text: str = ""
-    tokens: int = 0
+    tokens: int | None = 0
     done: bool = False
     finish: str | None = None
     ttft: float | None = None
@@ -73,14 +73,15 @@ class Answer:
 
     def _take(self, event: Event) -> None:
         with self._changed:
-            if event.ids and self._first is None:
+            said = bool(event.ids or event.text)
+            if said and self._first is None:
                 self._first = time.monotonic()
             self._tokens += len(event.ids)
             self._text.append(event.text)
             for text, drafted in zip(event.parts, event.drafted) if event.parts else ((event.text, False),):
                 self._run(text, drafted)
             self._finish = event.finish or self._finish
-            self._progress = event.progress or (None if event.ids else self._progress)
+            self._progress = event.progress or (None if said else self._progress)
             if event.last:
                 self._usage, self._timing, self._error = event.usage, event.timing, event.error
             self._version += 1
@@ -109,7 +110,8 @@ class Answer:
             timing, first = self._timing, self._first
             span = now - first if first is not None else 0.0
             live = (self._tokens - 1) / span if self._tokens > 1 and span > 0 else None
-            return View("".join(self._text), self._tokens, self.ended is not None, self._finish,
+            text = "".join(self._text)
+            return View(text, self._tokens if self._tokens or not text else None, self.ended is not None, self._finish,
                         timing.ttft_seconds if timing else first - self._begun if first else None,
                         (timing and timing.decode_tokens_per_second) or live, now - self._begun,
                         self._progress, self._usage, timing, self._error,

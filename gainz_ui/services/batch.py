@@ -146,8 +146,8 @@ class Batch:
                 break
             if self._cancelled_while_waiting(PAUSE_SECONDS * 2 ** (attempt - 1)):
                 return None
-        self._tokens += usage.completion_tokens
-        return {"task_id": task.id, "status": "ok" if error is None else "failed", "output": text, "finish": finish, "usage": asdict(usage),
+        self._tokens += usage.completion_tokens if usage else 0
+        return {"task_id": task.id, "status": "ok" if error is None else "failed", "output": text, "finish": finish, "usage": asdict(usage) if usage else None,
                 "cost_ms": round((time.monotonic() - began) * 1000, 1), "attempts": attempt, "error": error and error.to_dict(),
                 "model": self._info.name, "revision": self._info.revision}
 
@@ -156,8 +156,9 @@ class Batch:
         self.cancel.on_set(gone.set)
         return gone.wait(seconds)
 
-    def _ask(self, request: Request) -> tuple[str, Usage, str | None, GainzError | None]:
-        text, usage, finish, error = [], Usage(), None, None
+    def _ask(self, request: Request) -> tuple[str, Usage | None, str | None, GainzError | None]:
+        """``usage`` None: it was not told, by another server or because nothing began."""
+        text, usage, finish, error = [], None, None, None
         try:
             for event in self._studio.submit(request, self.plan.model, self.cancel):
                 text.append(event.text)

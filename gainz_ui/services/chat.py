@@ -175,7 +175,7 @@ def _stats_line(stats: Mapping[str, Any]) -> str:
     speed, ttft = stats.get("tokens_per_second"), stats.get("ttft_seconds")
     bits = [
         str(stats.get("model", "")),
-        f"{stats.get('completion_tokens', 0)} tokens",
+        f"{stats['completion_tokens']} tokens" if stats.get("completion_tokens") is not None else "",
         f"{speed:.1f} tok/s" if speed else "",
         f"TTFT {ttft * 1000:.0f} ms" if ttft else "",
         str(stats.get("finish") or ""),

@@ -11,6 +11,7 @@ import fnmatch
 import hashlib
 import os
 import re
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -22,7 +23,8 @@ import httpx
 from backends.base import (
     Cancel, ChecksumMismatch, FetchFailed, InvalidRequest, NameRefused, NameTaken, Progress, ProgressFn, UnknownFormat)
 from gainz_ui.services.imports import KEPT, plain_name
-from gainz_ui.services.store import CHUNK, Store, check_name, check_room
+from gainz_ui.services.formats import form
+from gainz_ui.services.store import CHUNK, Store, Verification, check_name, check_room
 
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*\Z")
 _COMMIT = re.compile(r"[0-9a-f]{40}\Z")
@@ -53,31 +55,85 @@ def _headers() -> dict[str, str]:
 
 def pull(store: Store, repo: str, revision: str | None, files: tuple[str, ...] | None, name: str | None,
          progress: ProgressFn, cancel: Cancel) -> str:
-    """Name of the pulled model. What is already here at that commit is returned without going online."""
+    """Name of the pulled model. What is already here at that commit, in use or kept, is taken without going online. Another commit
+    of the same repository becomes a new revision, and the one before is kept; one that is pinned, or that was asked for by its
+    commit, makes way only where another one is asked for."""
     if not _REPO.match(repo):
         raise InvalidRequest(f"{repo!r} is no repository of the form OWNER/NAME.", field="repo")
     name = check_name(name) if name else plain_name(repo.split("/")[1])
-    if revision and _COMMIT.match(revision) and _is_here(store, name, repo, revision):
+    if revision and _COMMIT.match(revision) and _have(store, name, repo, revision):
         return name
     with httpx.Client(timeout=TIMEOUT, follow_redirects=True) as client:
         commit, listed, about = _list(client, repo, revision or "main")
-        if _is_here(store, name, repo, commit):
+        if _have(store, name, repo, commit):
             return name
-        if store.path(name).exists():
-            raise NameTaken(f"There is a model {name!r} already, of another source or revision; it is not overwritten.",
-                            field="name", there=store.manifest(name).get("revision"), wanted=commit,
-                            remedy="Give the new one another name, or remove the old one first.")
+        update = store.path(name).exists()
+        if update:
+            _refuse_update(store, name, repo, revision, commit)
         wanted = choose(listed, files)
         with store.gather(f"{name[:100]}.{commit[:12]}", progress, cancel) as staging:
-            rows = _fetch_all(client, repo, commit, wanted, staging, progress, cancel)
-            manifest = {"source": f"hub:{repo}", "revision": commit, "asked": revision or "main", "files": rows,
+            rows = _fetch_all(client, repo, commit, wanted, staging, store.revisions.files(name) if update else {}, progress, cancel)
+            manifest = {"source": f"hub:{repo}", "revision": commit, "asked": revision or "main", "files": rows, **form(staging),
                         "license": about.get("license"), "how": "as published"}
-            return store.admit(staging, name, manifest)
+            return store.renew(staging, name, manifest) if update else store.admit(staging, name, manifest)
 
 
-def _is_here(store: Store, name: str, repo: str, commit: str) -> bool:
+def _have(store: Store, name: str, repo: str, commit: str) -> bool:
+    """Is that commit in use, or kept, in which case it is now? What is pinned stays."""
     manifest = store.manifest(name)
-    return manifest.get("source") == f"hub:{repo}" and manifest.get("revision") == commit
+    if manifest.get("source") != f"hub:{repo}":
+        return False
+    if manifest.get("revision") == commit:
+        return True
+    if store.revisions.folder(name, commit) is None:
+        return False
+    store.revisions.rollback(name, commit)
+    return True
+
+
+def _refuse_update(store: Store, name: str, repo: str, revision: str | None, commit: str) -> None:
+    """NameTaken where another commit may not take the place of what is there."""
+    there = store.manifest(name)
+    facts = {"field": "name", "there": there.get("revision"), "wanted": commit}
+    if there.get("source") != f"hub:{repo}":
+        raise NameTaken(f"There is a model {name!r} already, of another source; it is not overwritten.", **facts,
+                        remedy="Give the new one another name, or remove the old one first.")
+    if store.revisions.of(name).pinned:
+        raise NameTaken(f"{name} is pinned to its revision.", **facts,
+                        remedy=f"Unpin it first (`python app.py pin {name} --off`), or give the new one another name.")
+    if revision is None and _COMMIT.match(str(there.get("asked"))):
+        raise NameTaken(f"{name} was asked for at exactly this commit, and the branch has gone on.", **facts,
+                        remedy="Say which revision you want now (main, a tag or a commit), or give the new one another name.")
+
+
+def repair(store: Store, name: str, found: Verification, progress: ProgressFn, cancel: Cancel) -> None:
+    """The files that ``found`` calls bad, from the same commit, beside the good ones; then the whole takes the old one's place."""
+    manifest = store.manifest(name)
+    source, commit = str(manifest.get("source")), str(manifest.get("revision"))
+    if not source.startswith("hub:") or not _COMMIT.match(commit):
+        raise InvalidRequest(f"{name} did not come from the Hub: its files cannot be fetched again.", field="name", source=source,
+                             remedy="Remove it, and bring it in again from where it came from.")
+    repo, bad = source.removeprefix("hub:"), {item.file for item in found.files if item.state not in ("ok", "extra")}
+    good = [row["path"] for row in manifest["files"] if row["path"] not in bad]
+    with httpx.Client(timeout=TIMEOUT, follow_redirects=True) as client, store.gather(f"{name[:100]}.repair", progress, cancel) as staging:
+        _, listed, _ = _list(client, repo, commit)
+        wanted = [item for item in listed if item.path in bad]
+        rows = _fetch_all(client, repo, commit, wanted, staging, {}, progress, cancel)
+        for path in good:
+            _share(store.existing(name) / path, staging / path)
+        kept = {row["path"]: row for row in (*manifest["files"], *rows)}
+        store.complete(staging, {**manifest, "files": [kept[row["path"]] for row in manifest["files"]]})
+        store.revisions.replace(staging, name)
+
+
+def _share(source: Path, target: Path) -> None:
+    """The same file under a second name; a copy where the disk knows no hard links. Neither is ever written to again."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.unlink(missing_ok=True)
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
 
 
 # ---------------------------------------------------------------------------------------------- what there is
@@ -135,8 +191,12 @@ def choose(listed: list[HubFile], patterns: tuple[str, ...] | None) -> list[HubF
 
 
 # ---------------------------------------------------------------------------------------------- bringing it here
-def _fetch_all(client: httpx.Client, repo: str, commit: str, wanted: list[HubFile], staging: Path, progress: ProgressFn,
-               cancel: Cancel) -> list[dict[str, Any]]:
+def _fetch_all(client: httpx.Client, repo: str, commit: str, wanted: list[HubFile], staging: Path, here: Mapping[str, Path],
+               progress: ProgressFn, cancel: Cancel) -> list[dict[str, Any]]:
+    """``here``: by SHA-256, files that need not be fetched; they are verified like the others."""
+    for item in wanted:
+        if item.sha256 in here and not (staging / item.path).exists():
+            _share(here[item.sha256], staging / item.path)
     total = sum(item.size for item in wanted)
     check_room(staging, total - sum(p.stat().st_size for p in staging.rglob("*") if p.is_file()))
     done, rows = 0, []

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from backends.base import (
     Cancel, DiskFull, LoadError, ModelNotFound, NameRefused, NameTaken, NotSupported, Progress, ProgressFn, UnknownFormat)
+from gainz_ui.services.formats import form
 from gainz_ui.services.store import CHUNK, Store, check_name, check_room, file_row
 
 KEPT = (".safetensors", ".gguf", ".json", ".jinja", ".model", ".txt", ".md", ".tiktoken", ".vocab", ".merges")
@@ -54,7 +55,8 @@ def add_local(store: Store, path: Path, name: str | None, progress: ProgressFn, 
                 target.parent.mkdir(parents=True, exist_ok=True)
                 rows.append(file_row(target, staging, _bring(source, target, link, report, cancel)))
             done += source.stat().st_size
-        manifest = {"source": f"local: {path.resolve()}", "revision": None, "how": "linked" if link else "copied", "files": rows}
+        manifest = {"source": f"local: {path.resolve()}", "revision": None, "how": "linked" if link else "copied", "files": rows,
+                    **form(staging)}
         return store.admit(staging, name, manifest)
 
 

@@ -67,9 +67,10 @@ class Quality:
             except NotSupported as error:
                 refused.append({"model": model, "reason": str(error), "code": error.code})
                 continue
-            rows.append({**found, "size": entries[model].size, "format": entries[model].format})
+            rows.append({**found, "size": entries[model].size, "format": entries[model].format, "revision": entries[model].revision})
         report = finite(conclude({"format": FORMAT, "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "reference": ask.reference,
                            "reference_size": entries[ask.reference].size, "reference_format": entries[ask.reference].format,
+                           "reference_revision": entries[ask.reference].revision,
                            "text": str(ask.text.name) if ask.text else "bundled", "windows": ask.windows,
                            "window_tokens": ask.window_tokens, "rows": rows, "refused": refused}))
         self.studio.records.write_output(KIND, f"{time.strftime('%Y%m%d-%H%M%S')}-{_plain(ask.reference)}.json", report)

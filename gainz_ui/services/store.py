@@ -16,12 +16,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import filelock
 
 from backends.base import BrokenFile, Cancel, ChecksumMismatch, DiskFull, NameRefused, NameTaken, Progress, ProgressFn, read_json
 from gainz_ui.services.catalog import locate, places
+
+if TYPE_CHECKING:
+    from gainz_ui.services.revisions import Revisions
 
 MANIFEST = "manifest.json"
 PARTIAL = ".partial"
@@ -135,12 +138,22 @@ class Store:
         target = self.root / check_name(name)
         if self.path(name).exists():
             raise NameTaken(f"There is a model {name!r} already; it is not overwritten.", field="name")
+        self.complete(staging, manifest)
+        os.replace(staging, target)
+        return name
+
+    def renew(self, staging: Path, name: str, manifest: Mapping[str, Any]) -> str:
+        """Make a gathered folder the revision in use of the model ``name``; the one before is kept."""
+        self.complete(staging, manifest)
+        self.revisions.renew(staging, name)
+        return name
+
+    def complete(self, staging: Path, manifest: Mapping[str, Any]) -> None:
+        """Write the manifest of a gathered folder, through to the disk."""
         with (staging / MANIFEST).open("w", encoding="utf-8") as file:
             json.dump(dict(manifest), file, indent=1, ensure_ascii=False)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(staging, target)
-        return name
 
     def ensure_starter(self, progress: ProgressFn = silent, cancel: Cancel | None = None) -> str:
         """The starter model's name, fetched first if it is not there, its draft beside it. FetchFailed, ChecksumMismatch,
@@ -163,6 +176,21 @@ class Store:
         return hub.pull(self, repo, revision, files, name, progress, cancel or Cancel())
 
     # ------------------------------------------------------------------------------------------ checking and leaving
+    @property
+    def revisions(self) -> Revisions:
+        """Those that are kept beside the ones in use."""
+        from gainz_ui.services.revisions import Revisions
+        return Revisions(self.root)
+
+    def repair(self, name: str, progress: ProgressFn = silent, cancel: Cancel | None = None) -> Verification:
+        """Fetch again, at the same commit, the files that are not as the manifest says, and only those. What `verify` then finds."""
+        from gainz_ui.services import hub
+        found = self.verify(name, progress, cancel)
+        if all(item.state in ("ok", "extra") for item in found.files):
+            return found
+        hub.repair(self, name, found, progress, cancel or Cancel())
+        return self.verify(name, progress, cancel)
+
     def verify(self, name: str, progress: ProgressFn = silent, cancel: Cancel | None = None) -> Verification:
         """Every file of the manifest by size and SHA-256, and files that the manifest does not know."""
         folder = self.existing(name)
@@ -185,8 +213,11 @@ class Store:
         return Verification(name, tuple(checks))
 
     def remove(self, name: str) -> None:
-        """Delete a model from models/. A linked folder is unlinked, never followed. It goes out of sight at once."""
+        """Delete a model from models/, with the revisions that are kept of it. A linked folder is unlinked, never followed. It goes
+        out of sight at once."""
         path = self.existing(name)
+        if path.is_dir():                       # the revisions of a folder; a single file, whatever it is called, has none
+            self.revisions.drop(name)
         if path.is_symlink() or path.is_file():
             path.unlink()
             return

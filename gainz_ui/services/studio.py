@@ -19,6 +19,7 @@ from backends.base import (
     Cancel, Embeddings, EngineStopping, Event, GainzError, MemoryEstimate, Message, Model, ModelDir, ModelInfo, ModelNotLoaded,
     NotSupported, Progress, ProgressFn, Request, UnknownFormat, make_options)
 from backends.host import EngineHost
+from backends.reach import Reach, is_loopback
 from backends.registry import Registry
 from gainz_ui.services import catalog as shelf
 from gainz_ui.services.catalog import BackendEntry, CatalogEntry
@@ -27,6 +28,7 @@ from gainz_ui.services.floor import Floor
 from gainz_ui.services.idle import Idle
 from gainz_ui.services.meter import Meter
 from gainz_ui.services.records import Records
+from gainz_ui.services.remote_keys import RemoteKeys
 from gainz_ui.services.reload import difference, refuse_if_too_big, values
 from gainz_ui.services.signals import Signal
 from gainz_ui.services.snapshot import Loading, Memory, Snapshot, pages
@@ -68,6 +70,8 @@ class Studio:
         self._pairs = Pairs(self)
         self._stopping = False
         self._born = time.monotonic()
+        self.remote_keys = RemoteKeys(settings.remote_key_file)
+        self.reach = Reach(settings.remote_private and is_loopback(settings.host), settings.remote_hosts, self.remote_keys.find)
 
     # ------------------------------------------------------------------------------------------ what there is
     def catalog(self) -> list[CatalogEntry]:
@@ -153,7 +157,7 @@ class Studio:
                 info = replace(proxy.info, estimate=proxy.info.estimate or expected)
                 self.host.annotate(entry.name, info)
             else:
-                self._remote[entry.name] = backend.load(model, options, report, cancel)
+                self._remote[entry.name] = backend.load(model, options, report, cancel, self.reach)
                 info = self._remote[entry.name].info
             with self._lock:
                 self._used = [used for used in self._used if used != entry.name] + [entry.name]

@@ -58,11 +58,12 @@ def figures(view: View, info: ModelInfo | None, prompt_tokens: int, sampling: Sa
         "finish": view.finish,
         "temperature": sampling.temperature,
         "seed": sampling.seed,
-        "context_used": prompt + tokens,
+        "context_used": prompt + (tokens or 0),
     }
     if info is not None:
         stats |= {
             "model": info.name,
+            "revision": info.revision,
             "backend": info.backend,
             "format": info.format,
             "path": info.path,
@@ -86,20 +87,24 @@ def strip(language: str, stats: Mapping[str, Any] | None, view: View | None = No
     ttft, speed = stats.get("ttft_seconds"), stats.get("tokens_per_second")
     ttft_value, _, ttft_unit = html.duration(ttft).partition(" ")
     rows = [(say("stat_ttft"), ttft_value, ttft_unit), (say("stat_speed"), f"{speed:.1f}" if speed else "–", "tok/s"),
-            (say("stat_tokens"), html.number(stats["completion_tokens"]), ""),
-            (say("stat_prompt"), html.number(stats["prompt_tokens"]), ""),
-            (say("stat_cached"), "–" if stats.get("cached_tokens") is None else html.number(stats["cached_tokens"]), "")]
+            (say("stat_tokens"), _count(stats["completion_tokens"]), ""),
+            (say("stat_prompt"), _count(stats["prompt_tokens"] or None), ""),
+            (say("stat_cached"), _count(stats.get("cached_tokens")), "")]
     return (_activity(language, view) + html.tiles(rows) + draft_view.line(language, stats.get("drafting")) + _context(language, stats)
             + f'<p class="gz-served">{_served(language, stats)}</p>' + _notes(language, stats))
 
 
+def _count(tokens: int | None) -> str:
+    return "–" if tokens is None else html.number(tokens)
+
+
 def _activity(language: str, view: View | None) -> str:
     """Waiting in the queue, reading the prompt: what goes on before the first token."""
-    if view is None or view.done or view.tokens or view.progress is None:
+    if view is None or view.done or view.tokens or view.text or view.progress is None:
         return ""
     progress = view.progress
     label = tr(language, f"stage_{progress.stage}", done=html.number(progress.done), total=html.number(progress.total)) \
-        if progress.stage in {"queue", "prefill"} else progress.note or progress.stage
+        if progress.stage in {"queue", "prefill"} else stage(language, progress)
     share = progress.done / progress.total if progress.total else None
     return f'<div class="gz-activity"><p class="gz-served">{html.escape(label)}</p>{html.bar(share, label)}</div>'
 

@@ -16,6 +16,8 @@ from gainz_ui.page import Page, Tab
 from gainz_ui.tabs import models_view as show
 from gainz_ui.tabs.models_add import add_forms
 from gainz_ui.tabs.models_draft import DraftCard, DraftForm
+from gainz_ui.tabs.models_revisions import RevisionCard
+from gainz_ui.tabs.models_server import ServerForm
 from gainz_ui.tabs.models_variant import variant_form
 from gainz_ui.tabs.snippets import address_of, call_snippets, snippets
 from gainz_ui.widgets import Html, shown
@@ -35,11 +37,14 @@ def build(page: Page) -> None:
                 with gr.Row(elem_classes="gz-actions"):
                     parts["rescan"] = gr.Button(T("rescan"), size="sm", elem_id="gz-rescan")
             add = add_forms(page)
+            server = parts["server"] = ServerForm(page)
             add["add"].append(variant_form(page, parts["catalog"]))
             draft = DraftForm(page, parts["catalog"])
-            add |= {"add": [*add["add"], *draft.add], "said": {**add["said"], **draft.said}, "after": draft.after}
+            add |= {"add": [*add["add"], *server.add, *draft.add], "said": {**add["said"], **server.said, **draft.said},
+                    "after": {**server.after, **draft.after}}
         with gr.Column(scale=3, min_width=320, elem_classes="gz-card"):
             forms = _details(page, parts)
+    add["add"] += parts["revisions"].add
     parts |= add
     with gr.Accordion(T("api_panel"), open=False, elem_classes="gz-card", elem_id="gz-api-models"):
         gr.Markdown(T("api_models_help"))
@@ -66,6 +71,7 @@ def _details(page: Page, parts: dict[str, Any]) -> dict[str, tuple[Any, Form]]:
         parts["cancel"] = gr.Button(T("cancel"), variant="stop", visible=False, elem_id="gz-cancel")
     parts["work"] = Html(visible=False, elem_id="gz-work")
     parts["loaded"] = Html(visible=False, elem_id="gz-loaded")
+    parts["revisions"] = RevisionCard(page, parts["catalog"])
     parts["draft"] = DraftCard(page)
     return forms
 
@@ -100,6 +106,8 @@ class Models:
                             concurrency_limit=None, **PRIVATE)
             if start in p["after"]:
                 brought.then(*p["after"][start], **quiet)
+        p["server"].wire()
+        p["revisions"].wire()
         card = p["draft"]
         gr.on([p["catalog"].change, page.version.change], card.show, p["catalog"], [card.facts, card.plot], **quiet)
         page.on_load(self.watch_all, None, running, concurrency_limit=None)
