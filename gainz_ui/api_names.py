@@ -17,9 +17,10 @@ from gainz_ui import api_batch, api_bench, api_variants
 from gainz_ui.api_values import biases, listed, text, whole
 from gainz_ui.services.answers import Answer, View
 from gainz_ui.services.jobs import Jobs
+from gainz_ui.services.monitor import Monitor
 from gainz_ui.services.studio import Studio
 
-NAMES = ("/batch", "/benchmark", "/chat", "/compare", "/generate", "/load", "/models", "/quantize", "/unload")
+NAMES = ("/batch", "/benchmark", "/chat", "/compare", "/generate", "/load", "/models", "/monitor", "/quantize", "/unload")
 BATCH_SECONDS = 0.08        # a client that gets every token by itself spends more time on transport than the model on tokens
 BEAT_SECONDS = 0.25         # a generator that yields nothing cannot be closed: it says the same again
 
@@ -57,6 +58,13 @@ def register(studio: Studio, jobs: Jobs) -> None:
         """Everything in models/, loadable or not with the reason, and what is loaded."""
         return [_plain(entry, "folder") for entry in studio.catalog()]
 
+    watched = Monitor(studio)
+
+    def monitor() -> dict:
+        """How the server does: memory, queue, speeds, percentiles of the last minutes, errors by code, models, recent requests (without
+        what they said), the last minutes second by second."""
+        return watched.plain()
+
     def load(name: str, options: dict | None = None) -> dict:
         """Load a model; `options` as on the Models tab (context, kv_type, streams, threads, device, dtype, kernels …)."""
         cancel = Cancel()
@@ -71,7 +79,7 @@ def register(studio: Studio, jobs: Jobs) -> None:
     generate = _taking(generate, prompt=str, **_fields(256))
     compare, quantize = api_variants.functions(studio, jobs, spoken)
     batch, benchmark = api_batch.function(studio, spoken), api_bench.function(studio, jobs, spoken)
-    for function in (batch, benchmark, chat, compare, generate, load, models, quantize, unload):
+    for function in (batch, benchmark, chat, compare, generate, load, models, monitor, quantize, unload):
         # evaluated here: gr.api reads the hints themselves, and this file's are text
         function.__annotations__ = get_type_hints(function)
         gr.api(function, api_name=function.__name__, concurrency_limit=None)

@@ -144,6 +144,9 @@
   // An answer goes on while nobody looks; a page that is looked at again after a while asks for what it missed.
   var away = 0;
   document.addEventListener('visibilitychange', function () {
+    var open = document.querySelector('#gz-monitor'), seen = open && open.getClientRects().length;
+    var watch = document.querySelector(document.hidden ? '#gz-monitor-away' : '#gz-monitor-back');
+    if (seen && watch) { watch.click(); }               // the monitor is drawn only for eyes
     if (document.hidden) { away = Date.now(); return; }
     var button = document.querySelector('#gz-resume');
     if (away && Date.now() - away > 15000 && button) { button.click(); }

@@ -25,6 +25,9 @@ class Page:
     version: Any = None
     tabs: Any = None
     gate_timer: Any = None              # ticks only while no model can answer
+    watch_timer: Any = None             # ticks only while the monitor is looked at
+    monitor: Any = None                 # services.monitor.Monitor
+    order: tuple[str, ...] = ()         # the tabs' titles from left to right
     browser: dict[str, Any] = field(default_factory=dict)      # gr.BrowserStates by name
     loads: list[dict[str, Any]] = field(default_factory=list)  # keyword arguments for Blocks.load
 

@@ -18,10 +18,12 @@ from gainz_ui.i18n import T, bundle, language
 from gainz_ui.page import Page, Tab
 from gainz_ui.services.answers import Answers
 from gainz_ui.services.jobs import Jobs
+from gainz_ui.services.monitor import Monitor
 from gainz_ui.theme import style, theme
 from gainz_ui.widgets import Html, shown
 
 CALM, BUSY = 2.0, 0.7                   # seconds between two looks at the state of things
+WATCH = 2.0                             # and of the monitor, while it is open
 FORGET = (600, 3600)                    # seconds between two clean-ups of uploads, and the age at which one goes
 SESSIONS = 64                           # whose inputs Gradio remembers, chats of megabytes among them; the least recent goes
 BROWSER = {"chat": None, "earlier": [], "presets": {}, "settings": None}    # what the browser keeps, and its first value
@@ -40,7 +42,7 @@ def build(studio: Any, settings: Any, store: Any, tasks: Any, doctor: Callable[[
           api: Callable[[], None] | None = None, startup: Any = None, jobs: Any = None) -> gr.Blocks:
     """The whole page. ``doctor()`` examines this machine; ``api()`` is called inside the Blocks and registers the public
     names; ``startup``: the server's first work, which the page shows and can begin again; ``jobs``: runs long work as a child."""
-    page = Page(studio, settings, store, tasks, doctor, Answers(), jobs or Jobs(settings.models), startup)
+    page = Page(studio, settings, store, tasks, doctor, Answers(), jobs or Jobs(settings.models), startup, monitor=Monitor(studio))
     with gr.Blocks(title="Gainz", analytics_enabled=False, delete_cache=FORGET) as blocks:
         if api is not None:             # first: a private listener whose function is called "load" would take that name
             api()
@@ -48,10 +50,12 @@ def build(studio: Any, settings: Any, store: Any, tasks: Any, doctor: Callable[[
             name: gr.BrowserState(first, storage_key=f"gainz-{name}", secret="gainz") for name, first in BROWSER.items()
         }
         page.version = gr.Number(-1, visible="hidden")  # a State's change is not told to listeners that bypass the queue
-        timer, page.gate_timer = gr.Timer(CALM), gr.Timer(0.6, active=False)
+        timer, page.gate_timer, page.watch_timer = gr.Timer(CALM), gr.Timer(0.6, active=False), gr.Timer(WATCH, active=False)
         status, banner = _header()
+        tabs = scan()
+        page.order = tuple(tab.title for tab in tabs)
         with gr.Tabs(elem_id="gz-tabs", overflow_behavior="wrap") as page.tabs:
-            for tab in scan():
+            for tab in tabs:
                 with gr.Tab(T(tab.title), id=tab.title, elem_id=f"gz-tab-{tab.title}"):
                     tab.build(page)
         _wire(blocks, page, timer, status, banner)

@@ -21,7 +21,7 @@ from gainz_ui.services.tasks import Tasks
 from gainz_ui.settings import Settings
 from tests.api_fakes import FULL, INFO, FakeStudio
 
-FROZEN = {"/batch", "/benchmark", "/chat", "/compare", "/generate", "/load", "/models", "/quantize", "/unload"}       # README and other people's scripts call these
+FROZEN = {"/batch", "/benchmark", "/chat", "/compare", "/generate", "/load", "/models", "/monitor", "/quantize", "/unload"}       # README and other people's scripts call these
 
 
 @contextmanager

@@ -27,6 +27,7 @@ from backends.base import (
     Usage,
     make_options,
 )
+from gainz_ui.services.meter import Meter
 from gainz_ui.services.signals import Signal
 from gainz_ui.settings import Settings
 
@@ -40,7 +41,7 @@ GB = 10**9
 class FakeStudio:
     def __init__(self, speed: float = 200.0, tokens: int = 120, context: int = 2048, load_seconds: float = 1.0) -> None:
         self.speed, self.tokens, self.context, self.load_seconds = speed, tokens, context, load_seconds
-        self.changed, self.requests, self.steps = Signal(), [], 0
+        self.changed, self.requests, self.steps, self.meter, self.resting = Signal(), [], 0, Meter(), ()
         self.settings, self.written = Settings(models=Path("no-such-folder")), {}
         self.records = SimpleNamespace(write_output=lambda kind, name, data: self.written.update({(kind, name): data}),
                                        outputs_of=lambda kind: [])
@@ -191,6 +192,11 @@ class FakeStudio:
         return told if self.speedup else replace(told, acceptance=None, lengths=((0, 30),), positions=(), sources=(), resting=True)
 
     # how things stand
+    def mark(self):
+        if self.meter.due():
+            self.meter.heard({"models": {name: {"tokens": 3 * self.steps} for name in self._models}})
+            self.meter.mark(self._running, 0, (12, 64), 420_000_000, 180_000_000)
+
     def snapshot(self):
         memory = SimpleNamespace(
             total=24 * GB, available=18 * GB, engine=420_000_000 if self._models else 0, front=180_000_000
@@ -209,7 +215,9 @@ class FakeStudio:
             memory=memory,
             step_age=None,
             uptime=1.0,
-            counters={},
+            counters={"models": {name: {"cache": {"pages_total": 64, "pages_used": 12, "pages_cached": 20, "pages_free": 32, "page_size": 16}}
+                                 for name in self._models}},
+            resting=self.resting,
         )
 
 

@@ -1,0 +1,73 @@
+"""The monitor tab in a browser: it lives while it is looked at, shows no word of what was asked, and gives a bundle to take home."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+
+import httpx
+from playwright.sync_api import expect
+
+from tests.browser.steps import tab, wait_until
+
+
+def test_the_monitor_shows_what_the_engine_does(app, visit):
+    body = {"model": "llama-fp16", "prompt": "a planted secret phrase", "max_tokens": 12, "ignore_eos": True}
+    assert httpx.post(app + "generate", json=body, timeout=60).status_code == 200
+    assert httpx.post(app + "generate", json={**body, "temperature": 5, "logit_bias": {"99999999": 1}}, timeout=60).status_code == 400
+    page = visit(app)
+    tab(page, "Monitor")
+    live, recent = page.locator("#gz-monitor"), page.locator("#gz-monitor-recent")
+    expect(live.locator(".gz-chart")).to_have_count(4)
+    expect(live).to_contain_text("To the first token")
+    expect(live.locator(".gz-table").last).to_contain_text("llama-fp16")
+    expect(recent.locator("tbody tr").first).to_contain_text("A request field has a value")
+    expect(recent.locator("tbody tr").nth(1)).to_contain_text("cut at the token limit")
+    expect(page.locator("#gz-monitor-errors")).to_contain_text("invalid_request")
+    assert "planted" not in page.content()
+    assert httpx.post(app + "generate", json={**body, "max_tokens": 7}, timeout=60).status_code == 200
+    expect(recent.locator("tbody tr").first).to_contain_text("cut at the token limit")         # by itself: it lives
+
+
+def test_it_is_drawn_only_while_it_is_open(stage, visit):
+    looks = []
+    real = stage.blocks.gainz_page.monitor.look
+    stage.blocks.gainz_page.monitor.look = lambda: looks.append(1) or real()
+    try:
+        page = visit(stage.url)
+        expect(page.locator("#gz-status")).to_contain_text("starter")
+        assert not looks
+        tab(page, "Monitor")
+        wait_until(lambda: len(looks) >= 3)
+        tab(page, "Doctor")
+        page.wait_for_timeout(500)
+        seen = len(looks)
+        page.wait_for_timeout(4500)         # two ticks
+        assert len(looks) == seen
+    finally:
+        stage.blocks.gainz_page.monitor.look = real
+
+
+def test_on_a_phone_in_chinese_nothing_sticks_out(stage, visit):
+    stage.studio.resting = ("starter",)
+    try:
+        page = visit(stage.url, width=390, height=844, locale="zh-CN", scheme="dark")
+        tab(page, "监控")
+        expect(page.locator("#gz-monitor")).to_contain_text("休眠中")
+        expect(page.locator("#gz-status")).to_contain_text("休眠")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    finally:
+        stage.studio.resting = ()
+
+
+def test_the_bundle_can_be_taken_home(app, visit):
+    page = visit(app)
+    tab(page, "Monitor")
+    page.click("#gz-monitor-bundle")
+    expect(page.locator("#gz-monitor-said")).to_contain_text("The bundle is made.")
+    with page.expect_download() as got:
+        page.locator("#gz-monitor-file a[download]").first.click()
+    made = zipfile.ZipFile(io.BytesIO(got.value.path().read_bytes()))
+    assert {"doctor.json", "monitor.json", "settings.json", "logs/requests.jsonl"} <= set(made.namelist())
+    assert json.loads(made.read("loaded.json"))[0]["name"] == "llama-fp16"
