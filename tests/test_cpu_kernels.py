@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from concurrent.futures import ThreadPoolExecutor
 
@@ -304,18 +305,35 @@ SHAPES = [  # heads, kv_heads, head_dim, rotated, window, softcap, head norms
     (2, 2, 256, 64, 140, 50.0, False)]
 
 
-def specified(x, spec, kv, given):
-    """What `ref` gives; where keys are in 8 bits, so are the queries: codes round(127 q / max|q|), a scale a row and head."""
+def specified(x, spec, kv, given, paired):
+    """What `ref` gives; where keys are in 8 bits, so are the queries: codes round(127 q / max|q|), a scale a row and head.
+    ``paired``: queries, keys and values are rounded to bfloat16 (scores are powers of two, of queries scaled before)."""
     q = ref.place(x, spec, kv, given)
     if kv.k.dtype == torch.uint8:
         most = q.abs().amax(-1, keepdim=True).clamp_min(1e-30)
         q = (q * (127 / most)).round() * (most / 127)
+    elif paired:
+        unit = spec.scale * (1 if spec.softcap else math.log2(math.e))
+        q, kv = (q * unit).bfloat16().float() / unit, KVLayer(kv.k.bfloat16(), kv.v.bfloat16())
     return ref.attend_pages(q, spec, kv, given).flatten(1)
+
+
+@pytest.fixture(params=["float32", "bfloat16"])
+def attention_ops(context, rng, request):
+    """Attention is as exact as the products: in bfloat16 where quantized weights meet 8 bits and the processor has it."""
+    ops = cpu.CpuOps(None, context, 2)
+    if request.param == "bfloat16":
+        if context.isa != "avx512-bf16":
+            pytest.skip("no products of bfloat16 pairs here")
+        ops.pack(weight(rng, 16, 32, 4, 32, "center"))
+    return ops, request.param == "bfloat16"
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.uint8], ids=str)
-def test_attention(ops, rng, dtype, shape):
+def test_attention(attention_ops, rng, dtype, shape):
+    ops, paired = attention_ops
+    paired &= dtype != torch.float32                           # a cache in float32 is for whoever wants its numbers
     heads, kv_heads, width, rotated, window, cap, norms = shape
     norm = [torch.rand(width, generator=rng) + 0.5 if norms else None for _ in "qk"]
     spec = AttentionSpec(0, heads, kv_heads, width, width**-0.5, window, cap, 0, *norm)
@@ -331,7 +349,8 @@ def test_attention(ops, rng, dtype, shape):
         given = batch([done[s] for s in live], counts, tables[live], rotated // 2)
         x = torch.cat([rows[s][done[s]:done[s] + c] for s, c in zip(live, counts)])
         y = ops.attend(x, spec, ours, given).floats.clone()
-        assert error(y, specified(x, spec, theirs, given)) < {torch.uint8: 4e-3, torch.bfloat16: 1e-3}.get(dtype, 2e-4)
+        bound = {torch.uint8: 4e-3, torch.bfloat16: 1e-3}.get(dtype, 2e-4)
+        assert error(y, specified(x, spec, theirs, given, paired)) < (4e-3 if paired else bound)
         for s, part in zip(live, y.split(counts)):
             found[s].append(part)
             done[s] += len(part)
@@ -339,6 +358,21 @@ def test_attention(ops, rng, dtype, shape):
         y = ops.attend(rows[s], spec, pages(dtype, kv_heads, width, 70),
                        batch([0], [total[s]], tables[[s]], rotated // 2)).floats
         assert torch.equal(y, torch.cat(found[s]))
+
+
+def test_attention_is_as_exact_as_the_products(context, rng):
+    can = context.isa == "avx512-bf16"
+    quantized, floats = weight(rng, 16, 32, 4, 32, "center"), torch.randn(16, 32, generator=rng)
+    for packed, eight_bits, rounded in ((quantized, True, can), (quantized, False, False), (floats.half(), True, False),
+                                        (floats, True, False), (floats.bfloat16(), True, can)):
+        ops = cpu.CpuOps(None, context, 1, eight_bits)
+        ops.pack(packed)
+        spec, x = AttentionSpec(0, 2, 2, 32, 32**-0.5), torch.randn(20, 6 * 32, generator=rng)
+        given, dtype = batch([0], [20], torch.arange(4, dtype=torch.int32)[None], 16), torch.float16
+        found = ops.attend(x, spec, pages(dtype, 2, 32, 4), given).floats
+        off = error(found, specified(x, spec, pages(dtype, 2, 32, 4), given, False))
+        assert (5e-4 < off < 1e-2) if rounded else off < 2e-4
+        assert ops.kv_types[0] == ("bfloat16" if rounded else "float16") and len(set(ops.kv_types)) == 4
 
 
 # ---------------------------------------------------------------------------------------------- sampling

@@ -32,7 +32,6 @@ class CpuOps:
     name = "cpu"
     dtype = torch.float32
     device = torch.device("cpu")
-    kv_types = ("float16", "bfloat16", "float32", "int8")
 
     def __init__(self, dtype: torch.dtype | None, context: abi.Context, threads: int, eight_bits: bool = True) -> None:
         self.weight_dtype, self.threads = dtype, threads
@@ -41,11 +40,11 @@ class CpuOps:
             self.detail += ", huge pages"
         self.row_independent: int | None = None
         self.notes: list[str] = []
-        self._context, self._call = context, context.call
+        self._context, self._call, self._pairs = context, context.call, context.isa == "avx512-bf16"
         self._arena = cpu_memory.Arena()
         self._loading: cpu_load.Loading | None = None
         self.scan = cpu_scan.NativeScan(context)
-        self._eight_bits, self._quantized = eight_bits, False
+        self._eight_bits, self._quantized, self._paired = eight_bits, False, False
         self._small: dict[tuple, Rows | Tensor] = {}
         self._large: dict[tuple, Rows | Tensor] = {}
         self._large_rows = 0
@@ -55,6 +54,12 @@ class CpuOps:
         self._batch_at = abi.address(self._batch_line)
         self._eps: dict[float, int] = {}
 
+    @property
+    def kv_types(self) -> tuple[str, ...]:
+        """Attention is as exact as the products: where those are in 8 bits or in bfloat16 it is computed in bfloat16, if the
+        processor multiplies that, and then keys and values are kept so."""
+        return ("bfloat16", "float16", "float32", "int8") if self._paired else ("float16", "bfloat16", "float32", "int8")
+
     # ------------------------------------------------------------------------------------------ matrices
     def pack(self, weight: QWeight | Tensor, bias: Tensor | None = None) -> NativeLinear:
         bias = None if bias is None else bias.detach().to("cpu", torch.float32).contiguous()
@@ -63,6 +68,7 @@ class CpuOps:
             self._note_width(weight.bits)
             return cpu_pack.pack_quantized(self._context, self._arena, weight, bias, self._loading)
         dtype = self.weight_dtype or (weight.dtype if weight.dtype in cpu_pack.TYPES else torch.float32)
+        self._paired |= dtype == torch.bfloat16 and self._pairs
         return cpu_pack.pack_dense(self._context, self._arena, weight, bias, dtype)
 
     pack_table = pack                                          # rows can be read from every layout here
@@ -83,6 +89,7 @@ class CpuOps:
         if not self.detail.endswith(said):
             self.detail += said
         self._quantized = self._eight_bits
+        self._paired |= self._eight_bits and self._pairs
 
     def _note_width(self, bits: int) -> None:
         note = f"{bits}-bit weights take {4 if bits < 4 else 8} bits in memory"
@@ -155,10 +162,13 @@ class CpuOps:
         out = self._rows("attend", rows, spec.heads * kv.v.shape[3])
         if self._batch is not batch:
             self.bind(batch)
-        self._call(abi.ATTEND, qkv.data_ptr(), rows, self._once(spec, cpu_words.describe_spec),
+        self._call(abi.ATTEND, qkv.data_ptr(), rows, self._once(spec, self._describe_spec),
                    self._once(kv, cpu_words.describe_kv),
                    self._batch_at, out.address)
         return out
+
+    def _describe_spec(self, spec: AttentionSpec) -> tuple[int, tuple]:
+        return cpu_words.describe_spec(spec, self._paired)
 
     # ------------------------------------------------------------------------------------------ recording
     def replay(self) -> cpu_replay.Replay:

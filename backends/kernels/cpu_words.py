@@ -47,14 +47,15 @@ def describe_weight(weight: Tensor) -> tuple[int, tuple]:
     return kept.data_ptr(), (kept,)
 
 
-def describe_spec(spec: AttentionSpec) -> tuple[int, tuple]:
+def describe_spec(spec: AttentionSpec, paired: bool) -> tuple[int, tuple]:
+    """``paired``: bfloat16 will do where the processor multiplies it; else float32 throughout."""
     if spec.head_dim > WIDEST_HEAD or spec.heads % spec.kv_heads or spec.heads // spec.kv_heads > MOST_QUERIES:
         raise NotSupported("The native kernels cannot run this attention.", heads=spec.heads, kv_heads=spec.kv_heads,
                            head_dim=spec.head_dim, remedy="Load the model with the kernels \"aten\" or \"ref\".")
     norms = tuple(None if norm is None else norm.detach().to("cpu", torch.float32).contiguous() for norm in (spec.q_norm,
         spec.k_norm))
     line = abi.words(spec.heads, spec.kv_heads, spec.head_dim, spec.window or 0, -1 if spec.rope is None else spec.rope,
-                     *map(abi.pointer, norms), abi.bits(spec.scale), abi.bits(spec.softcap or 0.0), abi.bits(spec.norm_eps))
+                     *map(abi.pointer, norms), abi.bits(spec.scale), abi.bits(spec.softcap or 0.0), abi.bits(spec.norm_eps), int(paired))
     return abi.address(line), (line, norms)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from backends.errors import MissingRequirement
 
-ABI = 2
+ABI = 3
 F32, F16, BF16, U8 = range(4)
 CENTER, ZERO, BIAS = range(3)
 # Blocks of GGUF files that are laid out as they are; those of 256 weights (K) give float32 scales, the others float16 ones.

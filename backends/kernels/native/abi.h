@@ -8,7 +8,7 @@ namespace gainz {
 
 static_assert(sizeof(void*) == 8, "descriptors hold pointers in 64-bit words");
 
-constexpr int64_t ABI = 2;         // raised whenever a descriptor or an instruction changes
+constexpr int64_t ABI = 3;         // raised whenever a descriptor or an instruction changes
 constexpr int LANES = 16;          // weight rows side by side in a packed block
 constexpr int BLOCK = 32;          // activations that share one scale
 constexpr int PAGE_CHUNK = 128;    // context tokens of one partial softmax; aligned to the sequence's start
@@ -56,6 +56,7 @@ struct KV {
 struct Spec {
     int64_t heads, kv_heads, head_dim, window, rope;   // window 0: all; rope -1: no rotation
     const float *q_norm, *k_norm; double scale, softcap, eps;
+    int64_t paired;                 // 1: bfloat16 will do, where the processor multiplies it
 };
 
 class Pool;

@@ -8,6 +8,8 @@
 namespace GAINZ_NS {
 
 constexpr int MAX_QUERIES = 32;     // rows of a tile times query heads of a group
+constexpr int PAIR_QUERIES = 128;   // the same where a tile's keys and values are made ready first (paired.h)
+constexpr int64_t STAGED = 128 << 10;                          // bytes of keys made ready at once: they stay in the L2 cache
 constexpr float NOTHING = -3.0e38f;
 
 struct Tile { int64_t sequence, row, rows, first, last, slot; };      // chunks first … last - 1; slot: of its partial sums
@@ -20,9 +22,14 @@ struct Task {
     int64_t byte_width;             // of a query in 8 bits; 0: keys are not in 8 bits
     int8_t* q8; float* q8_scale;    // [R, heads, byte_width], [R, heads, 2]
     int64_t most_heads;             // KV heads that one thread takes at once
+    int64_t most_queries;           // of a tile, all its heads together
+    int64_t pair_width;             // of a query in bfloat16 pairs, padded to 32; 0: this attention is computed in float32
+    int32_t* q16;                   // [R, heads, pair_width / 2]
+    int64_t most_staged;            // KV heads whose keys are made ready at once
+    float unit;                     // queries are multiplied by it: scores in powers of e, or of two
     int64_t state() const { return value + 16; }                      // [0] maximum, [1] sum, [16 …] weighted values
     int64_t spans(const Tile& tile) const { return ceil_div(spec.kv_heads, heads_at_once(tile)); }
-    int64_t heads_at_once(const Tile& tile) const { return most(1, least(most_heads, MAX_QUERIES / (tile.rows * group))); }
+    int64_t heads_at_once(const Tile& tile) const { return most(1, least(most_heads, most_queries / (tile.rows * group))); }
     Heads span(const Tile& tile, int64_t i) const {
         const int64_t first = i * heads_at_once(tile);
         return Heads{first, least(heads_at_once(tile), spec.kv_heads - first)};
@@ -60,6 +67,9 @@ static inline void keep(const float* x, int64_t width, int64_t type, void* pages
         }
         return;
     }
+#if defined(GAINZ_PAIRED_DOT)
+    if (type == BF16 && width % 2 == 0) return round_pairs(x, width, (int32_t*)((uint16_t*)pages + to));
+#endif
     if (type == BF16) { for (int64_t i = 0; i < width; i++) ((uint16_t*)pages)[to + i] = to_bf16(x[i]); return; }
     vf high = set1(x[0]), negated = set1(-x[0]);
     for (int64_t i = 0; i < width; i += W) {
@@ -96,9 +106,16 @@ static inline void place(const Task& t, int64_t r) {
         else __builtin_memcpy(x, from, static_cast<size_t>(width) * 4);
         if (!value && s.rope >= 0) rotate(x, cos, sin, t.batch.half);
         if (query) {
-            const float scale = static_cast<float>(s.scale);
+            const float scale = static_cast<float>(s.scale) * t.unit;
             for (int64_t i = 0; i < t.key; i++) x[i] = i < width ? x[i] * scale : 0.f;
             const int64_t own_place = r * s.heads + h;
+#if defined(GAINZ_PAIRED_DOT)
+            if (t.q16) {
+                int32_t* own_pairs = t.q16 + own_place * t.pair_width / 2;
+                __builtin_memset(own_pairs, 0, static_cast<size_t>(t.pair_width) * 2);
+                round_pairs(x, t.key, own_pairs);
+            }
+#endif
             if (t.byte_width) byte_query(x, width, t.byte_width, t.q8 + own_place * t.byte_width, t.q8_scale + 2 * own_place,
                                          t.q8_scale + 2 * own_place + 1);
         } else {

@@ -8,8 +8,8 @@ namespace GAINZ_NS {
 constexpr int64_t BYTES = 64;       // widths are padded to it; codes of the padding are zeros on the query's side
 
 #if defined(__AVX512BW__) && defined(__AVX512VNNI__)
-// [16][width] → [padded / 4][16 tokens][4 bytes]
-static inline void byte_columns(const uint8_t* page, int64_t width, int64_t padded, uint8_t* out) {
+// [16][width] → [padded / 4][16 tokens][4 bytes], `stride` bytes from one four columns to the next
+static inline void byte_columns(const uint8_t* page, int64_t width, int64_t padded, uint8_t* out, int64_t stride = 64) {
     for (int64_t c = 0; c < padded; c += BYTES) {
         __m512 r[16];
         if (c + BYTES <= width) transpose_block((const float*)(page + c), width / 4, r);
@@ -19,7 +19,7 @@ static inline void byte_columns(const uint8_t* page, int64_t width, int64_t padd
                 _mm512_storeu_si512(copy + t * BYTES, _mm512_maskz_loadu_epi8((1ull << (width - c)) - 1, page + t * width + c));
             transpose_block((const float*)copy, BYTES / 4, r);
         }
-        for (int i = 0; i < 16; i++) _mm512_storeu_ps((float*)(out + c * 16 + i * 64), r[i]);
+        for (int i = 0; i < 16; i++) _mm512_storeu_ps((float*)(out + (c / 4 + i) * stride), r[i]);
     }
 }
 

@@ -9,6 +9,9 @@
 #include "dense.h"
 #include "linear.h"
 #include "attention.h"
+#if defined(GAINZ_PAIRED_DOT)
+#include "paired.h"
+#endif
 #include "attend.h"
 #include "scan.h"
 

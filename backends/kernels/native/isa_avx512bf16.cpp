@@ -3,5 +3,5 @@
 #define GAINZ_NAME "avx512-bf16"
 #define GAINZ_PAIRED_DOT
 namespace GAINZ_NS { constexpr int TILE = 8; }
-#include "simd_avx512.h"
+#include "simd_avx512bf16.h"
 #include "isa.h"

@@ -71,8 +71,19 @@ static inline Act gathered(Context& c, const Act& a, const Linear& w, int64_t ro
     return g;
 }
 
+}  // namespace GAINZ_NS
+
+#if defined(__AVX512BW__) && defined(__AVX512VNNI__)
+#include "many.h"
+#endif
+
+namespace GAINZ_NS {
+
 static void quantized(Context& c, const Act& act, const Linear& w, int64_t rows, const Target& t) {
     const Act a = w.gather ? gathered(c, act, w, rows) : act;
+#if defined(__AVX512BW__) && defined(__AVX512VNNI__)
+    if (rows >= MANY) return many(c, a, w, rows, t);
+#endif
     const BlockRows run = pick(w);
     const int64_t blocks = ceil_div(w.n, LANES), threads = c.pool->threads();
     // a few chunks for each thread, so that a core that somebody borrowed does not hold up the others

@@ -81,10 +81,11 @@ static inline void quantize32(const float* x, int8_t* q, float* scale, int32_t* 
     *scale = largest / 127.f;
     const __m512 inverse = _mm512_set1_ps(largest > 1e-30f ? 127.f / largest : 0.f);
     const __m512i ia = _mm512_cvtps_epi32(_mm512_mul_ps(a, inverse)), ib = _mm512_cvtps_epi32(_mm512_mul_ps(b, inverse));
-    _mm_storeu_si128((__m128i*)q, _mm512_cvtepi32_epi8(ia));
-    _mm_storeu_si128((__m128i*)(q + 16), _mm512_cvtepi32_epi8(ib));
-    sums[0] = _mm512_reduce_add_epi32(ia);
-    sums[1] = _mm512_reduce_add_epi32(ib);
+    const __m128i qa = _mm512_cvtepi32_epi8(ia), qb = _mm512_cvtepi32_epi8(ib), ones = _mm_set1_epi8(1), none = _mm_setzero_si128();
+    _mm_storeu_si128((__m128i*)q, qa);
+    _mm_storeu_si128((__m128i*)(q + 16), qb);
+    const __m128i both = _mm_hadd_epi32(_mm_dpbusd_epi32(none, ones, qa), _mm_dpbusd_epi32(none, ones, qb));
+    _mm_storel_epi64((__m128i*)sums, _mm_hadd_epi32(both, both));
 }
 
 // 16 rows of 16 words at `stride` (in words) → r[i] holds word i of every row
@@ -157,6 +158,20 @@ static inline bool narrow_columns(const bfloat* page, int64_t width, float* colu
         }
     }
     return true;
+}
+
+// 16 bytes from each of 8 rows, `at` bytes in → words [4][8]: the first four bytes of every row, then the next four …
+static inline void words_by_row(const int8_t* const* rows, int64_t at, int32_t* out) {
+    __m128i r[8];
+    for (int m = 0; m < 8; m++) r[m] = _mm_loadu_si128((const __m128i*)(rows[m] + at));
+    for (int m = 0; m < 8; m += 4) {
+        const __m128i a = _mm_unpacklo_epi32(r[m], r[m + 1]), b = _mm_unpacklo_epi32(r[m + 2], r[m + 3]);
+        const __m128i c = _mm_unpackhi_epi32(r[m], r[m + 1]), d = _mm_unpackhi_epi32(r[m + 2], r[m + 3]);
+        _mm_storeu_si128((__m128i*)(out + m), _mm_unpacklo_epi64(a, b));
+        _mm_storeu_si128((__m128i*)(out + 8 + m), _mm_unpackhi_epi64(a, b));
+        _mm_storeu_si128((__m128i*)(out + 16 + m), _mm_unpacklo_epi64(c, d));
+        _mm_storeu_si128((__m128i*)(out + 24 + m), _mm_unpackhi_epi64(c, d));
+    }
 }
 
 // One 16-row block of weights against M rows of activations; store(m, vector) receives the products.
