@@ -176,7 +176,14 @@ def test_noise_is_measured_again_blindly_and_counted():
 def test_endless_noise_is_kept_and_said():
     clock = Clock()
     outcome = measured(Scripted(clock, steady(0.01)), Scripted(clock, steady(0.01)), gauge=Calm(["busy"] * 999), pairs=6)
-    assert outcome.repeated == 6 * AGAIN and all(pair.noise == "busy" for pair in outcome.pairs)
+    assert outcome.repeated == AGAIN and all(pair.noise == "busy" for pair in outcome.pairs)
+
+
+def test_after_a_calm_pair_noise_is_worth_repeating_again():
+    clock = Clock()
+    gauge = Calm(["busy"] * (AGAIN + 1) + ["", ""] + ["busy"])           # pair 1 in all its tries; pair 2 is calm; pair 3 once
+    outcome = measured(Scripted(clock, steady(0.01)), Scripted(clock, steady(0.01)), gauge=gauge, pairs=6)
+    assert outcome.repeated == AGAIN + 1 and [bool(pair.noise) for pair in outcome.pairs] == [True] + [False] * 5
 
 
 def test_cancel_keeps_what_is_done():

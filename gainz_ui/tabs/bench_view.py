@@ -69,7 +69,7 @@ def _cause(words: str, report: Report) -> str:
         return tr(words, "bench_differs_none")
     if report["cause"]:
         old, new = differs[report["cause"]]
-        return tr(words, "bench_differs_one", key=report["cause"], old=_text(old), new=_text(new))
+        return tr(words, "bench_differs_one", setting=report["cause"], old=_text(old), new=_text(new))
     return tr(words, "bench_differs_many", count=len(differs), keys=", ".join(differs))
 
 

@@ -2,7 +2,8 @@
 
 A pair is the same prompt, seed, prompt tokens and output tokens on both sides, back to back. In cold mode every prompt begins
 with digits that never came before, so that nothing of it can be in a cache, and a cached token ends the run. A pair measured in
-noise is measured again, at most `AGAIN` times, without a look at what it said. With several streams each half of a pair is that many
+noise is measured again, at most `AGAIN` times, without a look at what it said; once noise has outlasted that, a pair is measured
+again only after a calm one: repeating does not help against noise that stays. With several streams each half of a pair is that many
 answers at once, and its speed is what all of them gave together. Knows sides only as something that answers.
 """
 
@@ -106,6 +107,7 @@ class Measurement:
         self.progress, self.cancel, self.clock, self.changed = progress, cancel or Cancel(), clock, changed
         self.alone, self.joules = alone, joules
         self.outcome = Outcome(same=design.same)
+        self._again = AGAIN
         self._chance = random.Random(design.seed)
         self._nonces = Nonces(random.SystemRandom())       # never those of another run: a loaded model remembers its prompts
         self._drafts = dict(zip(ARMS, design.drafts, strict=True))
@@ -143,16 +145,17 @@ class Measurement:
         numbers = range(done, min(done + self.design.block, target))
         prompts = [number % len(self.design.workload.prompts) for number in numbers]
         order = ARMS if self._chance.random() < 0.5 else ARMS[::-1]
-        for attempt in range(AGAIN + 1):
+        for attempt in range(self._again + 1):
             self.progress(Progress("measure", done, target, f"pair {done + 1} of {target}"))
             with self.alone():
                 before = self.gauge.complaint(self.gauge.read())
                 runs = {arm: [self._ask(arm, prompt) for prompt in prompts] for arm in order}
                 weather = self.gauge.read()
             noise = before or self.gauge.complaint(weather)
-            if not noise or attempt == AGAIN:
+            if not noise or attempt == self._again:
                 break
             self.outcome.repeated += len(prompts)
+        self._again = 0 if noise else AGAIN
         for prompt, a, b in zip(prompts, runs["a"], runs["b"]):
             self.outcome.pairs.append(Pair(prompt, order[0], a, b, weather, noise))
             self.changed(self.outcome)

@@ -65,11 +65,11 @@ def report(design: Design, ask: Any, infos: Sequence[ModelInfo], outcome: Outcom
     return said | {"sentence": sentence(said)}
 
 
-def levels(outcomes: Mapping[int, Outcome], ask: Any) -> list[dict[str, Any]]:
-    """What each number of answers at once gave; [] where there was only one."""
+def levels(outcomes: Mapping[int, Outcome], ask: Any, withheld: bool = False) -> list[dict[str, Any]]:
+    """What each number of answers at once gave; [] where there was only one. ``withheld``: no verdicts."""
     if len(outcomes) < 2:
         return []
-    return [{"streams": streams, "verdict": outcome.verdict().word, "pairs": len(outcome.pairs), **_estimate(outcome.estimate()),
+    return [{"streams": streams, "verdict": UNKNOWN if withheld else outcome.verdict().word, "pairs": len(outcome.pairs), **_estimate(outcome.estimate()),
              **{arm: served([getattr(pair, arm) for pair in outcome.pairs], ask.ttft_limit, ask.tpot_limit) for arm in ARMS}}
             for streams, outcome in outcomes.items()]
 

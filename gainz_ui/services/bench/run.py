@@ -59,7 +59,7 @@ def bench(studio: Any, ask: Ask, gainz: str, progress: ProgressFn, cancel: Cance
         streams = list(outcomes)[-1]
         made = report(replace(design, block=stage.block, streams=streams), ask, [side.info for side in stage.sides], outcomes[streams],
                       reads, gainz, passed, kit.meter)
-        return made | {"levels": levels(outcomes, ask)}
+        return made | {"levels": levels(outcomes, ask, made["withheld"])}
 
 
 def _outcomes(kit: _Kit, design: Design, sides: Sequence[Any], ask: Ask, changed: Callable[[Outcome], None]) -> dict[int, Outcome]:
