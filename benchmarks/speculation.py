@@ -2,9 +2,10 @@
 
     python -m benchmarks.speculation MODEL [--draft PATH] [--only edit,random] [--dtype bfloat16] [--pairs 8] [--tokens 256]
 
-Each pair is one plain and one drafted answer to the same question, the order changing from pair to pair; the ratio is that of
-their decode times, token for token the same text, or the benchmark ends. One pair warms up and does not count. Ratio and interval
-are those of `gainz_ui/services/stats.py`. Workloads:
+Each pair is one plain and one drafted answer to the same question, each in an engine of its own over the same model, and the two
+engines take turns pass by pass: so both see the same machine, and what else it does meets both alike. The ratio is that of the
+seconds after the first token, token for token the same text, or the benchmark ends. One pair warms up and does not count. Ratio
+and interval are those of `gainz_ui/services/stats.py`. Workloads:
 
 edit       a function copied with changes: lookup
 random     temperature 3, nothing repeats: lookup, the model itself as its draft (none can cost more), both, and ``--draft``
@@ -95,31 +96,62 @@ class Scripted:
     shed = close = lambda self, *_: False
 
 
-# ---------------------------------------------------------------------------------------------- one engine
+# ---------------------------------------------------------------------------------------------- two engines
+class Half:
+    """One answer in its engine, step by step. ``seconds``: after the first token."""
+
+    def __init__(self, engine: Engine, model: Any, request: Request) -> None:
+        self.engine, self.events, self.seconds = engine, [], 0.0
+        engine.submit(model, request, Cancel(), self.events.append)
+
+    @property
+    def done(self) -> bool:
+        return bool(self.events) and self.events[-1].last
+
+    def step(self) -> None:
+        began, decoding = time.perf_counter(), any(event.ids for event in self.events[-1:])
+        self.engine.step()
+        self.seconds += (time.perf_counter() - began) * decoding
+
+    def finish(self) -> tuple[Event, list[int]]:
+        while not self.done:
+            self.step()
+        while self.engine.step():               # what is measured while nobody waits
+            pass
+        if self.last.error is not None:
+            raise self.last.error
+        return self.last, [token for event in self.events for token in event.ids]
+
+    @property
+    def last(self) -> Event:
+        return self.events[-1]
+
+
 class Bench:
     def __init__(self, model: Any, draft: Any | None) -> None:
-        self.model, self.engine, self.script = model, Engine(), Scripted()
-        self.engine.attach(model)
+        self.model, self.script, self.engines = model, Scripted(), {kind: Engine() for kind in ("plain", "drafted")}
+        for engine in self.engines.values():
+            engine.attach(model)
+        self.engine = self.engines["drafted"]
         if draft is not None:
             self.engine.attach(draft)
 
-    def answer(self, prompt: Any, sampling: Sampling, spec: DraftSpec | None) -> tuple[Event, list[int]]:
-        ids: list[int] = []
-        events: list[Event] = []
-        self.engine.submit(self.model, Request(prompt, sampling, spec), Cancel(), events.append)
-        while not (events and events[-1].last):
-            self.engine.step()
-        for event in events:
-            ids += event.ids
-        while self.engine.step():               # what is measured while nobody waits
-            pass
-        if events[-1].error is not None:
-            raise events[-1].error
-        return events[-1], ids
+    def together(self, prompt: Any, sampling: Sampling, spec: DraftSpec) -> dict[str, Half]:
+        halves = {kind: Half(engine, self.model, Request(prompt, sampling, spec if kind == "drafted" else None))
+                  for kind, engine in self.engines.items()}
+        one, two = halves.values()
+        while not (one.done or two.done):
+            for half in (one, two):
+                half.step()
+            one, two = two, one                 # who goes first changes with every pass
+        return halves
+
+    def answer(self, prompt: Any, sampling: Sampling) -> tuple[Event, list[int]]:
+        return Half(self.engines["plain"], self.model, Request(prompt, sampling)).finish()
 
     def ready_script(self, prompt: Any, sampling: Sampling) -> None:
         """Its truth, its cost, and a place among the drafters."""
-        last, ids = self.answer(prompt, sampling, None)
+        last, ids = self.answer(prompt, sampling)
         self.script.truth = [*self.model.tokenize(prompt), *ids]
         self.script.plain = last.timing.decode_seconds / (len(ids) - 1)
         lane = self.engine._lanes[0]
@@ -136,12 +168,10 @@ def pairs(bench: Bench, work: Workload, draft: str, count: int) -> dict[str, Any
         prompt = work.prompts[turn % len(work.prompts)]
         if draft == SCRIPTED:
             bench.ready_script(prompt, work.sampling)
-        took, ids = {}, {}
-        for kind in ("plain", "drafted") if turn % 2 else ("drafted", "plain"):
-            spec = DraftSpec("lookup" if draft == SCRIPTED else draft) if kind == "drafted" else None
-            last, ids[kind] = bench.answer(prompt, work.sampling, spec)
-            took[kind] = last.timing.decode_seconds
-            told += [last.usage.speculation] if kind == "drafted" else []
+        halves = bench.together(prompt, work.sampling, DraftSpec("lookup" if draft == SCRIPTED else draft))
+        ids = {kind: half.finish()[1] for kind, half in halves.items()}
+        took = {kind: half.seconds for kind, half in halves.items()}
+        told.append(halves["drafted"].last.usage.speculation)
         if ids["plain"] != ids["drafted"]:
             raise SystemExit("The drafted answer is another one than the plain answer.")
         if turn == 0:

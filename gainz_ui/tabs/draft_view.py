@@ -91,7 +91,7 @@ def line(language: str, told: Mapping[str, Any] | None, *, tinted: bool = True) 
     kind = {"verdict_draft_faster": "good", "verdict_draft_slower": "warn"}.get(key, "plain")
     extra = [say("draft_tinted")] if tinted and told["acceptance"] else []
     return (f'<div class="gz-drafting gz-{kind}"><p><strong>{html.escape(say(key, **values))}</strong> '
-            f'{html.escape(" · ".join(facts))}. {html.escape(" ".join(extra))}</p>{_details(say, told)}</div>')
+            f'{html.escape(say("draft_facts_line", facts=" · ".join(facts)))}{html.escape(" ".join(extra))}</p>{_details(say, told)}</div>')
 
 
 def _details(say: Any, told: Mapping[str, Any]) -> str:
