@@ -156,7 +156,7 @@ class PagedDecoder:
 
     def _decoding(self, steps: Sequence[Step]) -> Batch:
         """`_batch` on the CPU where every sequence adds one token and wants its row, as in nearly all passes."""
-        befores = [step.slot.length for step in steps]
+        befores = [len(step.slot.tokens) for step in steps]
         pages = np.zeros((len(steps), max(befores) // PAGE + 1), np.int32)
         places = []
         for row, (step, before) in enumerate(zip(steps, befores)):
@@ -166,10 +166,12 @@ class PagedDecoder:
         if len(steps) not in self._even:
             self._even[len(steps)] = torch.arange(len(steps) + 1, dtype=torch.int32), torch.arange(len(steps))
         starts, wanted = self._even[len(steps)]
-        positions = torch.tensor(befores)
-        return Batch(torch.tensor([step.tokens[0] for step in steps]), positions, starts,
-                     torch.tensor([before + 1 for before in befores], dtype=torch.int32), torch.from_numpy(pages),
-                     torch.tensor(places), wanted, *self.arch.rotation(positions))
+        numbers = np.array([[step.tokens[0] for step in steps], befores, places], np.int64)
+        ids, positions, slots = map(torch.from_numpy, numbers)                 # a third of the time of three torch.tensor
+        lengths = numbers[1].astype(np.int32)
+        lengths += 1
+        return Batch(ids, positions, starts, torch.from_numpy(lengths), torch.from_numpy(pages), slots, wanted,
+                     *self.arch.rotation(positions))
 
     def _batch(self, steps: Sequence[Step]) -> Batch:
         if self.device.type == "cpu" and all(len(step.tokens) == step.want == 1 for step in steps):

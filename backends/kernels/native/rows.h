@@ -43,7 +43,7 @@ static inline void quantize(const Act& a, int64_t row) {
 
 template <class Body> static inline void each_row(Context& c, int64_t rows, int64_t width, Body&& body) {
     // small work stays on the caller: waking another core costs more than a few thousand floats
-    const int64_t per = most(1, 16384 / most(1, width));
+    const int64_t per = most(1, 4096 / most(1, width));
     const int64_t chunks = ceil_div(rows, per);
     auto job = [&](int64_t chunk, int) { for (int64_t r = chunk * per; r < least(rows, (chunk + 1) * per); r++) body(r); };
     parallel(*c.pool, chunks, job);
