@@ -111,6 +111,7 @@ class RemoteAnswer(Iterator[Event]):
         if "json" in exchange.response.headers.get("content-type", "") and "event-stream" not in exchange.response.headers["content-type"]:
             raw, self._now = exchange.read_all(), time.monotonic()
             self._take(raw)                         # it does not stream: the whole answer at once
+            exchange.good = True
             return self._end()
         reader, done = Reader(), False
         while not done and (piece := exchange.read()):
@@ -123,6 +124,7 @@ class RemoteAnswer(Iterator[Event]):
             raise RemoteFailed("The connection ended in the middle of the answer.", address=self._client.address)
         self._end()
         if done:
+            exchange.good = True
             self._drain()
 
     def _sent(self, sent: Any) -> bool:

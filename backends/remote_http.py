@@ -130,10 +130,12 @@ class Client:
 
 
 class Exchange:
-    """One request and its answer. ``deadline``: on the monotonic clock, None = no limit. `interrupt` may come from any thread."""
+    """One request and its answer. ``deadline``: on the monotonic clock, None = no limit. `interrupt` may come from any thread.
+    ``good``: set by whoever has read a whole answer; only then is the connection used again: after an error many servers close it, and
+    a request that meets that would be lost."""
 
     def __init__(self, deadline: float | None = None, queue_deadline: float | None = None) -> None:
-        self.deadline, self.queue_deadline = deadline, queue_deadline
+        self.deadline, self.queue_deadline, self.good = deadline, queue_deadline, False
         self.gone = threading.Event()
         self._lock = threading.Lock()
         self._connection: _Connection | None = None
@@ -221,7 +223,7 @@ class Exchange:
         connection, response = self._connection, self.response
         if connection is None:
             return
-        whole = response is not None and (response.isclosed() or response.length == 0)
+        whole = self.good and response is not None and (response.isclosed() or response.length == 0)
         if response is not None:
             response.close()
         if whole and not response.will_close and connection.sock is not None and not self.gone.is_set():

@@ -98,7 +98,7 @@ def list_models(studio: Studio) -> list[dict[str, Any]]:
     out = []
     for name, path, info in sorted(entries, key=lambda entry: (entry[2] is None, entry[0])):
         created = int(path.stat().st_mtime) if path.exists() else 0
-        facts = {"context": info.context, "format": info.format, "embeddings": "embeddings" in info.capabilities} if info else {}
+        facts = {"context": info.context or None, "format": info.format, "embeddings": "embeddings" in info.capabilities} if info else {}
         out.append({"id": name, "object": "model", "created": created, "owned_by": "local", "loaded": info is not None, **facts})
     return out
 

@@ -67,7 +67,7 @@ def loaded(language: str, info: ModelInfo) -> str:
     ] if info.path != "remote" else _elsewhere(say, info)
     notes = html.notice("warn", say("load_notes"), info.notes, live=False) if info.notes else ""
     return (
-        f'<h3 class="gz-h gz-below">{html.escape(say("in_memory"))}</h3>{html.facts(rows)}<div class="gz-gap">{notes}</div>'
+        f'<h3 class="gz-h gz-below">{html.escape(say("at_the_server" if info.path == "remote" else "in_memory"))}</h3>{html.facts(rows)}<div class="gz-gap">{notes}</div>'
     )
 
 
@@ -75,7 +75,7 @@ def _elsewhere(say: Any, info: ModelInfo) -> list[tuple[str, str]]:
     """What is known of a model that another server answers."""
     return [(say("fact_path"), say("path_remote")), (say("fact_server_kind"), info.format), (say("fact_server_model"), info.architecture),
             (say("fact_streams"), str(info.streams)),
-            (say("fact_trained"), html.number(info.trained_context) if info.trained_context else "")]
+            (say("fact_context"), html.number(info.trained_context) if info.trained_context else "")]
 
 
 def memory(language: str, estimate: MemoryEstimate) -> str:
