@@ -50,7 +50,7 @@ def _model_chip(language: str, info: Any, alone: bool, resting: bool) -> str:
 
 
 def _model_tip(info: Any) -> str:
-    parts = [info.format, f"{info.backend} · {info.kernels}", html.size(info.weights_bytes) if info.weights_bytes else ""]
+    parts = [info.format, info.backend, info.kernels, html.size(info.weights_bytes) if info.weights_bytes else ""]
     return " · ".join(part for part in parts if part)
 
 

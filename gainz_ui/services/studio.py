@@ -317,9 +317,12 @@ class Studio:
         """Refuse new work, let running answers end for `settings.drain` seconds, then stop the engine. Twice is harmless."""
         self._stopping = True
         self._idle.close()
+        until = time.monotonic() + self.settings.drain
         self.host.close(self.settings.drain)
         with self._lock:
             remote, self._remote = list(self._remote.values()), {}
+        while any(getattr(model, "running", 0) for model in remote) and time.monotonic() < until:
+            time.sleep(0.02)
         for model in remote:
             model.close()
         self.records.close()
