@@ -218,3 +218,14 @@ def test_the_command_lists_and_asks_for_a_key_on_a_pipe(settings, server, capsys
     assert json.loads(out.out)["remote"] == {"address": server.url, "model": "b"} and SECRET not in out.out + out.err
     assert server.seen[-1][2]["authorization"] == f"Bearer {SECRET}"
     assert cli.main(["connect", "nonsense", *options]) == 1 and "http://127.0.0.1:8000/v1" in capsys.readouterr().err
+
+
+def test_running_answers_get_the_drain_time_at_shutdown(settings, store, server):
+    studio = Studio(replace(settings, drain=5.0))
+    studio.load(remotes.add(studio, store, server.url))
+    server.script = [then(lambda h: h.stream(answer("Still ", "here"), 0.1))]
+    events = studio.submit(Request(CHAT), "far")
+    assert next(event.text for event in events if event.text) == "Still "
+    studio.close()
+    rest = list(events)
+    assert "".join(event.text for event in rest) == "here" and [event.finish for event in rest if event.finish] == ["stop"]
