@@ -104,6 +104,22 @@ def test_reading_a_long_prompt_is_within_the_budget(prompt):
         assert took <= 1.03 * HORIZON * PLAIN + .03 * prompt / 8 * PLAIN
 
 
+def test_what_was_left_out_of_a_prompt_is_read_when_the_gains_allow_it():
+    """A draft that is right, and a prompt that the first budget does not let it read: once, as a whole, later."""
+    world = World(REAL, .1)
+    world.answer(lambda place: 1.0)
+    course, read = world.controller.course(DraftSpec("d"), 300, HORIZON, .1), []
+    for text in range(300, 300 + 3 * 40, 3):
+        order = course.order(text, 50, 1)
+        drafted = DraftJob((), sampling=Sampling(), seed=0, **order).most("model") if order else 0
+        read.append(course.read)
+        world.controller.drafted([course], [[0] * drafted], world.spend(.1 * drafted + course.read * .1 / 8))
+        course.verified("model", drafted, drafted, drafted + 1)
+        world.controller.passed([course], 1, 1 + drafted, 1 + drafted, world.spend(REAL(1 + drafted)))
+    whole = [tokens for tokens in read if tokens >= 300]
+    assert 0 < max(read[:read.index(whole[0])]) < 300 and len(whole) == 1
+
+
 def test_a_fixed_length_is_kept_whatever_it_costs():
     """SP-11: acceptance .3, a draft of half the target's cost, four ids: 0.48 times the speed, and said so."""
     world = World(lambda r: 1.0, .5)

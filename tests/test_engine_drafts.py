@@ -164,6 +164,20 @@ def test_a_length_by_measurement_changes_no_token_and_measures_while_idle():
     assert not engine.step()
 
 
+def test_a_drafts_cache_begins_again_with_the_text_when_it_may_read_the_whole():
+    from backends.engine.drafters import Places
+    places, text = Places(ToyDecoder(reuse=False), growing=True), list(range(40))
+    feed = places.catch_up(1, text, 10, 2)
+    assert feed == text[30:] and places.reserve(1, len(feed))
+    places.extend([(1, feed)])
+    assert places.catch_up(1, [*text, 99], 30, 2) == [99], "not the whole: it goes on"
+    places.reserve(1, 1), places.extend([(1, [99])])
+    assert places.catch_up(1, [*text, 99, 7], 42, 2) == [*text, 99, 7]
+    places.reserve(1, 42), places.extend([(1, [*text, 99, 7])])
+    assert places.catch_up(1, [*text, 99, 7, 8], 50, 2) == [8]
+    places.close()
+
+
 def test_a_request_stops_the_measuring_and_gets_its_room():
     model = toy_model(ToyDecoder(room=60))
     engine = Engine()

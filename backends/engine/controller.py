@@ -30,6 +30,7 @@ MARGIN = 1.02               # gain below which drafting is not worth its risk
 SETTLE = 2                  # plain passes before anything is judged by them
 REFRESH = 32                # drafted passes after which a plain one is measured again
 KEPT = 8                    # passes for which a length that was found is not looked for again, where nothing was drafted meanwhile
+NAP = 6                     # passes for which a model that was declined is not asked: between two passes all code is slow
 TRIAL = 2                   # ids of a draft that is made to see whether drafting pays by now
 FIRST_WAIT, LAST_WAIT = 6, 192      # passes between such trials
 AT_ONCE = 512               # tokens that a drafter reads in one call
@@ -103,7 +104,9 @@ class Course:
 
     def __init__(self, controller: Controller, spec: DraftSpec, prompt: int, room: int, ratio: float) -> None:
         self.controller, self.spec, self.ratio, self.prompt = controller, spec, ratio, prompt
-        self.modelled = parts(spec.name)[1] is not None
+        self.looks, model = parts(spec.name)
+        self.modelled = model is not None
+        self._until = 0                                     # the pass before which the model is not asked
         self.horizon = min(HORIZON, room)
         self.balance: float | None = None                   # seconds that may be lost
         self.counts = Counts()
@@ -113,6 +116,7 @@ class Course:
         self._tried: dict[str, int] = {}                    # source → the pass of its last draft
         self._wait: dict[str, int] = {}
         self._at = 0                                        # length of the text when a model last read it
+        self._short = False                                 # it had to leave out the beginning
         self._text = self._k = self._base = 0
         self._others = 0.0                                  # tokens that the other sequences of a pass bring
         self._found: dict[str, tuple[tuple[int, ...], int]] = {}      # source → under which circumstances, the best length
@@ -130,15 +134,15 @@ class Course:
             self._at = text
             return {"k": min(k, self.spec.length)}
         self._passes += 1
-        costs = self.controller.costs
-        if costs.seen(streams) < SETTLE or self._plain >= REFRESH:
+        costs, asleep = self.controller.costs, self._passes < self._until
+        if costs.seen(streams) < SETTLE or self._plain >= REFRESH or asleep and not self.looks:
             return None
         self._k = min(k, LENGTHS[-1])
         self._company(streams)
         plain = costs.expected(streams)
         if self.balance is None:
             self.balance = START * (self.horizon * plain + self.prompt * (self.controller.reading or 0.0))
-        if not self.modelled:
+        if not self.modelled or asleep:
             return {"k": self._k, "limit": self.limit}
         each, spare = self._reading(plain), self.balance - self._worst(1, "model", 0)
         self._can_read = max(NEAR, int(spare / each)) if each > 0 else text
@@ -157,6 +161,9 @@ class Course:
 
     def limit(self, source: str) -> int:
         """How many ids of a draft from ``source`` are worth verifying now."""
+        modelled = not source.startswith("lookup")
+        if modelled and self._passes < self._until:
+            return 0
         circumstances = self.controller.version, self._base, self._k, self._passes // KEPT
         known, best = self._found.get(source, (None, 0))
         if known != circumstances:
@@ -166,17 +173,20 @@ class Course:
             self._wait[source] = FIRST_WAIT
         elif self._passes - self._tried.get(source, self._passes - FIRST_WAIT) >= self._wait.get(source, FIRST_WAIT):
             best = min(TRIAL, self._k)
-        modelled = not source.startswith("lookup")
-        behind = self._text - self._at if modelled else 0
+        again = modelled and self._short and self._can_read >= self._text       # what was gained allows the whole text
+        behind = (self._text if again else self._text - self._at) if modelled else 0
         reading = min(behind, self._can_read) if behind > NEAR else 0
         while best and self._worst(best, source, reading) > self.balance:
             best = max((k for k in LENGTHS if k < best), default=0)
         if not best:
             self._declined += 1
+            self._until = self._passes + NAP if modelled else self._until
             return 0
         self._declined = 0
         self.read = min(reading, AT_ONCE)
         if modelled:
+            self._short = bool(reading) and reading < behind or self._short and not again
+            self._at = 0 if again else self._at
             self._at = self._text if reading <= AT_ONCE else self._at + AT_ONCE
         return best
 
@@ -252,7 +262,7 @@ class Course:
 
     def forgot(self) -> None:
         """The drafter has lost what it had read of this text."""
-        self._at = 0
+        self._at, self._short = 0, False
 
     @property
     def resting(self) -> bool:

@@ -67,6 +67,8 @@ class Places:
         """Can the slot go on: is it long enough, and not too far behind?"""
         if len(ids) <= place.start or len(ids) - place.start + ahead > self.decoder.context:
             return False
+        if place.start and read is not None and read >= len(ids):
+            return False                                    # its beginning was left out, and may be read by now
         return read is None or len(ids) - place.start - self._agreed(place, ids) <= max(read, ahead + 2)
 
     def _agreed(self, place: _Place, ids: Sequence[int]) -> int:

@@ -62,6 +62,8 @@ class Lane:
         self.embeds = EmbedQueue(model.decoder)
         self.queue = Queue(model.info.streams)
         self.counters = Counters()
+        read = getattr(getattr(model.decoder, "arch", None), "pass_bytes", None)
+        self.pass_bytes: int | None = read() if read else model.info.weights_bytes      # what a pass of one row reads
         self._measuring: Iterator[None] | None = None
         self._scan = getattr(getattr(getattr(model.decoder, "arch", None), "ops", None), "scan", None)
 

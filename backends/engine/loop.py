@@ -181,7 +181,7 @@ class Engine:
         if spec is None:
             return None
         _, name = speculative.parts(spec.name)
-        sizes = [one.model.info.weights_bytes for one in (lane, *([self._named(name)] if name else []))]
+        sizes = [one.pass_bytes for one in (lane, *([self._named(name)] if name else []))]
         ratio = min(1.0, max(0.02, sizes[-1] / sizes[0])) if all(sizes) else 1.0
         return lane.controller.course(spec, prompt, limit - prompt, ratio)
 

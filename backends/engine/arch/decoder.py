@@ -109,6 +109,10 @@ class FusedDecoder:
         linears = [w for b in self._blocks for w in (*b.qkv, b.out, *b.gate_up, b.down)] + [self._table]
         return sum(w.nbytes for w in linears) + (0 if self._head is self._table else self._head.nbytes)
 
+    def pass_bytes(self) -> int:
+        """What a pass of one row reads of the weights: of a table that is no head, next to nothing."""
+        return self.weights_bytes() - (0 if self._head is self._table else self._table.nbytes)
+
     def _attention(self, block: _Block, pages: KVLayer, batch: Batch, x: Tensor) -> None:
         qkv = self._product(self.ops.norm(x, block.norm_attention, self.plan.eps), block.qkv)
         self._add(self.ops.attend(qkv, block.spec, pages, batch), block.out, block.post_attention, x)
