@@ -193,7 +193,7 @@ class Ops(Protocol):
     weight_dtype: torch.dtype | None    # of float matrices; None: as they are stored
     device: torch.device
     row_independent: int | None         # rows up to which a row's bits do not depend on the others; None: any number
-    kv_types: tuple[str, ...]           # types of KV cache it reads, best first
+    kv_types: tuple[str, ...]           # types of KV cache it reads, best first; asked once the weights are packed
     notes: list[str]                    # what `pack` did that was not as stored, in words for people
 
     def pack(self, weight: QWeight | Tensor, bias: Tensor | None = None) -> Linear:
