@@ -38,7 +38,7 @@ def duration(seconds: float | None) -> str:
 
 def chip(text: str, kind: str = "plain", title: str = "") -> str:
     tip = f' title="{escape(title)}"' if title else ""
-    return f'<span class="gz-chip gz-{kind}"{tip}><i class="gz-dot" aria-hidden="true"></i>{escape(text)}</span>'
+    return f'<span class="gz-chip gz-{kind}"{tip}><i class="gz-dot" aria-hidden="true"></i><b>{escape(text)}</b></span>'
 
 
 def tag(text: str) -> str:

@@ -20,6 +20,7 @@ from gainz_ui.tabs.models_revisions import RevisionCard
 from gainz_ui.tabs.models_server import ServerForm
 from gainz_ui.tabs.models_variant import variant_form
 from gainz_ui.tabs.snippets import address_of, call_snippets, snippets
+from gainz_ui.tabs.models_working import WorkingForm
 from gainz_ui.widgets import Html, shown
 
 PRIVATE = {"api_visibility": "private", "show_progress": "hidden"}
@@ -71,6 +72,7 @@ def _details(page: Page, parts: dict[str, Any]) -> dict[str, tuple[Any, Form]]:
         parts["cancel"] = gr.Button(T("cancel"), variant="stop", visible=False, elem_id="gz-cancel")
     parts["work"] = Html(visible=False, elem_id="gz-work")
     parts["loaded"] = Html(visible=False, elem_id="gz-loaded")
+    parts["working"] = WorkingForm(page)
     parts["revisions"] = RevisionCard(page, parts["catalog"])
     parts["draft"] = DraftCard(page)
     return forms
@@ -97,7 +99,10 @@ class Models:
               trigger_mode="always_last", **quiet)
         p["largest"].click(self.largest, [p["catalog"], *widgets], self._contexts(), **quiet)
         running = [p["work"], p["cancel"], p["load"], p["notice"], p["api"], page.version]
-        p["load"].click(self.load, [p["catalog"], *widgets], running, concurrency_limit=None, **PRIVATE)
+        working = p["working"]
+        p["load"].click(self.load, [p["catalog"], *widgets], running, concurrency_limit=None, **PRIVATE).then(
+            working.show, p["catalog"], [working.keep, working.retry, working.said], **quiet)
+        working.wire(p["catalog"], page.version, self.load_with, running)
         p["cancel"].click(self.cancel, None, None, **quiet)
         p["unload"].click(self.unload, p["catalog"], [p["notice"], p["api"], page.version], **PRIVATE)
         for button, start, inputs in p["add"]:
@@ -185,11 +190,19 @@ class Models:
     # ------------------------------------------------------------------------------------------ doing
     async def load(self, request: gr.Request, name: str, *values: Any) -> AsyncIterator[Any]:
         words, p = language(request), self.parts
+        if not name:
+            yield {p["notice"]: shown(html.notice("warn", tr(words, "choose_model")))}
+            return
         try:
             options = await asyncio.to_thread(self._options, name, values)
         except GainzError as error:
             yield {p["notice"]: shown(_error(words, error))}
             return
+        async for update in self.load_with(request, name, options):
+            yield update
+
+    async def load_with(self, request: gr.Request, name: str, options: dict[str, Any]) -> AsyncIterator[Any]:
+        words, p = language(request), self.parts
         task = self.page.tasks.start("load", name, lambda report, cancel: self.studio.load(name, options, report, cancel))
         code = snippets(*call_snippets("load", {"name": name, "options": options}, address_of(request)))
         yield {p["api"]: code, p["notice"]: shown("")}
