@@ -10,6 +10,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
@@ -27,6 +28,7 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 FinishReason = Literal["stop", "length", "cancelled", "time_limit", "error"]
 MAX_STOPS, MAX_STOP_CHARS, MAX_BIASES, MAX_LOGPROBS, MAX_CHOICES, MAX_TOKENS = 64, 1024, 1024, 20, 128, 2**31 - 1
 MAX_SCHEMA_CHARS = 1 << 18
+MAX_ENTRIES = 5000                      # files and folders in a model's folder
 
 
 # ---------------------------------------------------------------------------------------------- requests
@@ -603,13 +605,18 @@ class ModelDir:
 
     @staticmethod
     def of(path: str | Path, name: str | None = None) -> ModelDir:
-        """Raises ModelNotFound where nothing is, BrokenFile where config.json or manifest.json is no JSON object."""
+        """Raises ModelNotFound where nothing is, BrokenFile where config.json or manifest.json is no JSON object, or where there is so
+        much that it is no model's folder (a link to somebody's home, say)."""
         path = Path(path)
         if path.is_file():
             return ModelDir(name or path.stem, path, (path.name,))
         if not path.is_dir():
             raise ModelNotFound(f"There is nothing at {path}.")
-        files = tuple(sorted(str(p.relative_to(path)).replace("\\", "/") for p in path.rglob("*")
+        inside = list(islice(path.rglob("*"), MAX_ENTRIES + 1))
+        if len(inside) > MAX_ENTRIES:
+            raise BrokenFile(f"{path.name} holds more than {MAX_ENTRIES} files and folders: it is no model's folder.", folder=path.name,
+                             remedy="Put the model's own folder under models/, not one above it.")
+        files = tuple(sorted(str(p.relative_to(path)).replace("\\", "/") for p in inside
                              if p.is_file() and not any(part.startswith(".") for part in p.relative_to(path).parts)))
         return ModelDir(name or path.name, path, files, read_json(path / "config.json"), read_json(path / "manifest.json"))
 

@@ -167,6 +167,11 @@ class EngineHost:
             now = time.monotonic()
             return {name: now - loaded.used for name, loaded in self._models.items() if self.has(loaded) and not loaded.users}
 
+    def missing(self) -> tuple[str, ...]:
+        """The models whose files are gone: they answer while they are in memory, and cannot come back."""
+        with self._lock:
+            return tuple(name for name, loaded in self._models.items() if not Path(loaded.path).exists())
+
     def resting(self) -> tuple[str, ...]:
         """The models that gave their memory back and come back when they are asked for."""
         with self._lock:

@@ -37,14 +37,16 @@ def _model_chips(language: str, snapshot: Any) -> list[str]:
     models = snapshot.models
     if not models:
         return [] if snapshot.loading else [html.chip(tr(language, "chip_no_model"))]
-    chips = [_model_chip(language, info, len(models) == 1, info.name in snapshot.resting) for info in models[:SHOWN]]
+    chips = [_model_chip(language, info, len(models) == 1, snapshot) for info in models[:SHOWN]]
     rest = models[SHOWN:]
     return chips + ([html.chip(f"+{len(rest)}", "good", ", ".join(info.name for info in rest))] if rest else [])
 
 
-def _model_chip(language: str, info: Any, alone: bool, resting: bool) -> str:
-    """A resting model is there all the same: it comes back when it is asked for."""
-    if resting:
+def _model_chip(language: str, info: Any, alone: bool, snapshot: Any) -> str:
+    """A resting model is there all the same: it comes back when it is asked for, unless its files are gone."""
+    if info.name in snapshot.missing:
+        return html.chip(tr(language, "chip_missing", name=info.name), "warn", tr(language, "chip_missing_tip"))
+    if info.name in snapshot.resting:
         return html.chip(tr(language, "chip_resting", name=info.name), "plain", tr(language, "chip_resting_tip"))
     return html.chip(f"{info.name} · {info.format}" if alone else info.name, "good", _model_tip(info))
 

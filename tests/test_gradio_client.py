@@ -101,6 +101,14 @@ def test_generate_gives_the_whole_answer_at_the_end(studio, client):
     assert answer["timing"]["ttft_seconds"] == 0.01
 
 
+def test_monitor_tells_figures_and_no_content(studio, client):
+    studio.meter.ended({"id": "7", "model": "tiny", "backend": "fake", "finish": ["stop"], "ttft_s": 0.5, "decode_tps": 20.0, "prompt_tokens": 4})
+    told = client.predict(api_name="/monitor")
+    assert told["ttft"]["p50"] == 0.5 and told["tpot"]["p99"] == 0.05 and told["recent"][0]["id"] == "7"
+    assert told["models"][0]["pages_used"] == 3 and told["queue_limit"] == 256
+    assert not {"prompt", "text", "answers"} & set(told["recent"][0])
+
+
 def test_generate_streams_what_is_there_so_far(studio, client):
     studio.pace = 0.02
     seen = [piece["text"] for piece in client.submit("a", 30, api_name="/generate")]

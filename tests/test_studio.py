@@ -314,6 +314,23 @@ def test_status_from_idle_to_stopping(studio):
         studio.submit(ask())
 
 
+def test_a_folder_of_everything_is_no_model(studio, settings):
+    """A link to somebody's home must not be walked for minutes."""
+    folder = add(settings, "home")
+    for n in range(5001):
+        (folder / f"f{n}").touch()
+    entry = studio.entry("home")
+    assert entry.code == "broken_file" and "5000" in entry.reason and not entry.ready
+
+
+def test_a_loaded_model_whose_files_are_gone_is_told(studio, settings):
+    studio.load("a")
+    assert studio.snapshot().missing == ()
+    (settings.models / "a" / "toy.json").unlink()
+    (settings.models / "a").rmdir()
+    assert studio.snapshot().missing == ("a",) and text(studio.submit(ask(2))) == "a:0 a:1 "
+
+
 @pytest.mark.skipif(os.name != "posix", reason="signals")
 def test_a_dead_engine_is_unhealthy_until_it_is_back(studio, settings):
     studio.load("a")

@@ -46,6 +46,7 @@ class Snapshot:
     uptime: float                       # seconds
     counters: Mapping[str, Any]         # the engine's own, as of its last heartbeat
     resting: tuple[str, ...] = ()       # of the models, those that gave their memory back until they are asked for
+    missing: tuple[str, ...] = ()       # and those whose files are gone: they cannot come back
 
 
 def pages(counters: Mapping[str, Any]) -> tuple[int, int]:

@@ -285,7 +285,7 @@ class Studio:
         memory = Memory(*sizing.machine_memory(), engine=engine.rss, front=sizing.resident())
         return Snapshot(status, reason, status in {"ready", "idle"}, tuple(models.values()), loading, engine.state,
                         engine.running, engine.waiting, self.settings.queue, memory, engine.step_age,
-                        now - self._born, engine.counters, self.host.resting())
+                        now - self._born, engine.counters, self.host.resting(), self.host.missing())
 
     def _beaten(self, counters: Mapping[str, Any]) -> None:
         """A heartbeat of the engine, in the thread that reads them."""

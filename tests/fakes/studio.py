@@ -218,6 +218,7 @@ class FakeStudio:
             counters={"models": {name: {"cache": {"pages_total": 64, "pages_used": 12, "pages_cached": 20, "pages_free": 32, "page_size": 16}}
                                  for name in self._models}},
             resting=self.resting,
+            missing=(),
         )
 
 
