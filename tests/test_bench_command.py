@@ -82,6 +82,17 @@ def test_one_model_against_itself_with_another_setting_leaves_no_trace(house):
         studio.close()
 
 
+def test_plain_against_drafted_is_one_load(house):
+    """Both sides are the same model with the same settings: it is in memory once, and gone afterwards."""
+    studio, seen = Studio(settings(house)), []
+    try:
+        ask = Ask((Config("llama-fp16"), Config.parse("llama-fp16,draft=lookup:2")), Design(work(house), pairs=6))
+        found = bench(studio, ask, "test", lambda _: seen.append(len(studio.loaded())), Cancel())
+        assert found["cause"] == "draft" and max(seen) == 1 and not studio.loaded() and len(found["pairs"]) == 6
+    finally:
+        studio.close()
+
+
 def test_sides_that_do_not_fit_together_take_turns(house, monkeypatch):
     monkeypatch.setattr(staging, "free_memory", lambda device: 1)
     studio, seen = Studio(settings(house)), []

@@ -80,7 +80,7 @@ def test_calibration_is_kept_when_it_passes_and_tried_again_when_it_does_not(tmp
 
 def test_calibration_asks_short_answers_of_one_side():
     wanted = calibration.design(Design(Workload("w", WORK.prompts, 512), drafts=("x", "y"), streams=8))
-    assert (wanted.workload.tokens, wanted.pairs, wanted.streams, wanted.drafts) == (calibration.TOKENS, calibration.PAIRS, 1, ("x", "x"))
+    assert (wanted.workload.tokens, wanted.pairs, wanted.streams, wanted.drafts) == (calibration.TOKENS, calibration.PAIRS, 1, (None, None))
 
 
 # ---------------------------------------------------------------------------------------------- answers at once

@@ -1,6 +1,6 @@
 """A against A, once for each machine: where that finds a difference, no verdict of this machine is worth anything.
 
-The first side is measured against itself before the first benchmark, and the outcome is kept beside the results. While it fails, it is
+One side is measured against itself before the first benchmark, and the outcome is kept beside the results. While it fails, it is
 tried again before each benchmark, and verdicts are withheld. It also says how small a difference this machine can tell at all.
 """
 
@@ -33,9 +33,9 @@ def machine() -> str:
 
 
 def design(of: Design) -> Design:
-    """The comparison's own, but short and of a fixed length."""
+    """The comparison's own, but short, of a fixed length, and without drafts."""
     return replace(of, workload=replace(of.workload, tokens=min(TOKENS, of.workload.tokens)), pairs=PAIRS,
-                   drafts=(of.drafts[0], of.drafts[0]), streams=1)
+                   drafts=(None, None), streams=1)
 
 
 def known(records: Any) -> dict[str, Any] | None:

@@ -72,6 +72,7 @@ class _Place:
 
     def __init__(self, stage: Stage, config: Config, alias: str) -> None:
         self.stage, self.alias = stage, alias
+        self._held: Model | None = None
         studio = stage.studio
         self.entry = studio.entry(config.model)
         if self.entry.reason:
@@ -95,12 +96,13 @@ class _Place:
         return 0 if self.loaded or not self.backend.local else self.stage.studio.estimate(self.entry.name, values(self.options)).total
 
     def hold(self) -> Model:
-        """In memory until the stage is left."""
+        """In memory until the stage is left; once, where both sides are this place."""
         if self.loaded:
             return self.stage.studio.model(self.entry.name)
-        model, leave = self.load()
-        self.stage._stack.callback(leave)
-        return model
+        if self._held is None:
+            self._held, leave = self.load()
+            self.stage._stack.callback(leave)
+        return self._held
 
     def load(self) -> tuple[Model, Any]:
         stage, studio = self.stage, self.stage.studio
