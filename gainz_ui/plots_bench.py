@@ -108,14 +108,15 @@ def roofline(report: Report, words: Words) -> go.Figure | None:
     if not sides:
         return None
     figure = frame(words["speed"], "", height=250)
-    names = [name for name, _, _ in sides][::-1]
+    names, widest = [name for name, _, _ in sides][::-1], max(roof["ceiling"] for _, roof, _ in sides)
     figure.add_bar(y=names, x=[roof["ceiling"] for _, roof, _ in sides][::-1], orientation="h", name=words["ceiling"],
                    marker={"color": "rgba(128,128,128,.25)", "line": {"color": GREY, "width": 1.5}}, width=0.62,
                    hovertemplate="%{x:.1f} tok/s<extra></extra>")
     figure.add_bar(y=names, x=[speed for *_, speed in sides][::-1], orientation="h", name=words["reached"], width=0.36,
                    marker={"color": [COLOR[name.lower()] for name in names]},
-                   text=[f"{100 * roof['share']:.0f} % · {words[roof['bound']]}" for _, roof, _ in sides][::-1], textposition="inside",
-                   insidetextanchor="start", textfont={"color": "white"}, hovertemplate="%{x:.1f} tok/s<extra></extra>")
+                   text=[f"{100 * roof['share']:.0f} % · {words[roof['bound']]}" for _, roof, _ in sides][::-1], constraintext="none",
+                   textposition=["inside" if speed > 0.6 * widest else "outside" for *_, speed in sides][::-1], insidetextanchor="start",
+                   insidetextfont={"color": "white"}, outsidetextfont={"color": GREY}, hovertemplate="%{x:.1f} tok/s<extra></extra>")
     figure.update_layout(barmode="overlay")
     figure.update_yaxes(rangemode="normal", gridcolor="rgba(0,0,0,0)")
     return figure
