@@ -146,8 +146,8 @@ def test_stored_blocks_are_laid_out_as_their_codes_would_be(ops, rng, kind):
         raw = torch.randint(0, 256, (n, k // weights, size), generator=rng, dtype=torch.uint8)
         for place in {"Q6_K": (209,), "Q4_0": (1,), "Q8_0": (1,)}.get(kind, (1, 3)):
             raw[..., place] &= top                             # numbers are finite; with 0x03 too small for float16's products
-        rows, bias = raw.view(n, -1).numpy(), torch.randn(n, generator=rng)
-        x, codes = torch.randn(5, k, generator=rng), gguf_blocks.unpack(kind, rows, size)
+        rows, bias = raw.view(n, -1), torch.randn(n, generator=rng)
+        x, codes = torch.randn(5, k, generator=rng), gguf_blocks.unpack(kind, rows.numpy(), size)
         wanted = ops.matmul(ops.act(x), ops.pack(codes, bias)).clone()
         whole = gguf_blocks.stored(kind, rows, k, size)
         assert whole.shape == codes.shape and torch.equal(whole.dequantize(), codes.dequantize())

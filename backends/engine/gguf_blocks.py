@@ -124,7 +124,7 @@ QUANTIZED: dict[str, tuple[Unpacker, int, int, int | None]] = {
 FLOATS: dict[str, torch.dtype] = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
 
 
-def stored(kind: str, rows: FileRows, columns: int, block_bytes: int) -> StoredWeight:
+def stored(kind: str, rows: FileRows | Tensor, columns: int, block_bytes: int) -> StoredWeight:
     """``rows`` of a quantized ``kind``, unpacked only for a target that wants codes."""
     _, bits, group, _ = QUANTIZED[kind]
     return StoredWeight(kind, (rows,), columns, bits, group,
