@@ -47,3 +47,19 @@ def test_a_bad_line_is_named_and_can_be_left_out(app, visit, tmp_path):
     page.locator("#gz-batch-skip input").check()
     page.click("#gz-batch-run")
     expect(page.locator("#gz-batch-work")).to_contain_text("1 of 1")
+
+
+def test_a_batch_is_paused_goes_on_and_is_cancelled(app, visit, tmp_path):
+    page = visit(app)
+    tab(page, "Batch")
+    expect(page.locator("#gz-batch-model input")).to_have_value("llama-fp16")
+    page.locator("#gz-batch-file input[type=file]").set_input_files(tasks(tmp_path, "long.jsonl", *(task(n, 200) for n in range(400))))
+    expect(page.locator("#gz-batch-file")).to_contain_text("long")
+    page.click("#gz-batch-run")
+    page.click("#gz-batch-pause")
+    expect(page.locator("#gz-batch-work")).to_contain_text("paused")
+    page.click("#gz-batch-resume")
+    expect(page.locator("#gz-batch-pause")).to_be_visible()
+    page.click("#gz-batch-cancel")
+    expect(page.locator("#gz-batch-work")).to_contain_text("cancelled; run it again")
+    expect(page.locator("#gz-batch-run")).to_be_visible()

@@ -35,7 +35,7 @@ def test_chat_with_its_figures_and_its_code(stage, visit):
     assert (request.sampling.temperature, request.sampling.top_k, request.sampling.max_tokens) == (0.7, 40, 1024)
 
 
-def test_stop_keeps_the_partial_text_and_stops_the_engine(stage, visit):
+def test_gr_07_stop_keeps_the_partial_text_and_stops_the_engine(stage, visit):
     stage.studio.speed, stage.studio.tokens = 40.0, 1000
     page = visit(stage.url)
     ask(page, "Count")
