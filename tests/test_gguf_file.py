@@ -260,9 +260,9 @@ def test_arrays_of_any_strings_come_back(tmp_path, first, second):
 def test_lengths_that_lie_are_not_believed():
     """Bytes that look like the length of a string, inside one."""
     texts = [b"ab" + bytes([5]) + bytes(7) + b"12345", b"c", bytes(9), b"", b"d"]
-    raw = b"".join(len(text).to_bytes(8, "little") + text for text in texts)
+    raw = b"".join(len(word).to_bytes(8, "little") + word for word in texts)
     starts = [0]
-    for text in texts:
-        starts.append(starts[-1] + 8 + len(text))
+    for word in texts:
+        starts.append(starts[-1] + 8 + len(word))
     found = string_starts(raw, len(texts)).tolist()
     assert found == starts[1:1 + len(found)]

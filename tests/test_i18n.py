@@ -13,7 +13,7 @@ from backends.base import GainzError, LocalOptions, OutOfMemory, Sampling
 from gainz_ui.i18n import explain, language, option_label, texts, tr
 
 ROOM = Path(__file__).parent.parent / "gainz_ui"
-CJK = re.compile(r"[\u4e00-\u9fff]")
+CJK = re.compile(r"[\u3000-\u303f\u4e00-\u9fff]")
 SAME_IN_BOTH = {"other_language", "option_top_k", "option_top_p", "option_min_p", "path_example", "section_gpu"}
 BUILT = re.compile(r"^(error|advice|option|help|preset|role|stage|finish|path|engine|banner|section|chip|tab|fact|side|verdict|pair|axis|plot|workload|prompt|export|part|bench_use)_|^bench_[ab]$|_done$")
 
