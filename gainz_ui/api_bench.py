@@ -13,7 +13,7 @@ from typing import Any
 
 from backends.base import InvalidRequest
 from gainz_ui import __version__
-from gainz_ui.api_values import listed, text, whole
+from gainz_ui.api_values import count, listed, text, whole
 from gainz_ui.services.bench.configs import Config
 from gainz_ui.services.bench.history import History
 from gainz_ui.services.bench.protocol import Design
@@ -56,7 +56,7 @@ def make_ask(a: Any, b: Any, workload: Any, pairs: Any, mode: Any, streams: Any,
     name = text("workload", workload)
     if PurePath(name).suffix or "/" in name or "\\" in name:
         raise InvalidRequest("A workload is one of the bundled ones here; own prompts are for the page and the command line.", field="workload")
-    design = Design(from_name(name), pairs=whole(pairs), mode=mode, seed=whole(seed))
+    design = Design(from_name(name), pairs=count("pairs", pairs), mode=mode, seed=count("seed", seed) or 0)
     return Ask((Config.parse(text("a", a)), Config.parse(text("b", b))), design, tuple(map(whole, listed("streams", streams))) or (1,))
 
 

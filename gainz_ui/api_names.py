@@ -14,7 +14,7 @@ from typing import Any, get_type_hints
 
 from backends.base import Cancel, DraftSpec, GainzError, InvalidRequest, Message, Request, Sampling
 from gainz_ui import api_batch, api_bench, api_variants
-from gainz_ui.api_values import biases, listed, text, whole
+from gainz_ui.api_values import biases, listed, mapping, optional_text, text, whole
 from gainz_ui.services.answers import Answer, View
 from gainz_ui.services.jobs import Jobs
 from gainz_ui.services.monitor import Monitor
@@ -36,7 +36,7 @@ def register(studio: Studio, jobs: Jobs) -> None:
             raise gr.Error(str(error), print_exception=False) from error
 
     def run(request: Request, model: str | None, stream: bool) -> Iterator[dict]:
-        name = spoken(lambda: studio.model(model)).info.name
+        name = spoken(lambda: studio.model(optional_text("model", model))).info.name
         for view in _views(lambda cancel: studio.submit(request, model, cancel)):
             if view.error is not None:
                 raise gr.Error(str(view.error), print_exception=False)
@@ -68,11 +68,11 @@ def register(studio: Studio, jobs: Jobs) -> None:
     def load(name: str, options: dict | None = None) -> dict:
         """Load a model; `options` as on the Models tab (context, kv_type, streams, threads, device, dtype, kernels …)."""
         cancel = Cancel()
-        return _plain(spoken(lambda: studio.load(name, options or {}, cancel=cancel)), "decoder")
+        return _plain(spoken(lambda: studio.load(text("name", name), mapping("options", options), cancel=cancel)), "decoder")
 
     def unload(name: str) -> dict:
         """Give a model's memory back."""
-        spoken(lambda: studio.unload(name))
+        spoken(lambda: studio.unload(text("name", name)))
         return {"unloaded": name}
 
     chat = _taking(chat, message=str, history=(list[dict] | None, None), system=(str | None, None), **_fields(None))
@@ -127,7 +127,7 @@ def make_request(prompt: str | tuple[Message, ...], given: Mapping[str, Any]) ->
     fields["stop"] = listed("stop", (fields["stop"],) if isinstance(fields["stop"], str) else fields["stop"])
     fields["stop_ids"] = tuple(map(whole, listed("stop_ids", fields["stop_ids"])))
     fields["logit_bias"] = biases(fields["logit_bias"] or {})
-    draft, length = given["draft"], whole(given["draft_length"])
+    draft, length = optional_text("draft", given["draft"]), whole(given["draft_length"])
     if length is not None and not draft:
         raise InvalidRequest("draft_length is given without a draft.", field="draft_length")
     return Request(prompt, Sampling(**fields), DraftSpec(draft, length) if draft else None, time_limit=given["time_limit"])

@@ -13,6 +13,14 @@ def whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+def count(name: str, value: Any) -> int | None:
+    """Nothing, or a whole number."""
+    found = whole(value)
+    if found is not None and (isinstance(found, bool) or not isinstance(found, int)):
+        raise InvalidRequest(f"{name} takes a whole number, not {value!r:.40}.", field=name)
+    return found
+
+
 def listed(name: str, value: Any) -> tuple:
     """Nothing, or a list."""
     if value is not None and not isinstance(value, (list, tuple)):
@@ -24,6 +32,10 @@ def text(name: str, value: Any) -> str:
     if not isinstance(value, str):
         raise InvalidRequest(f"{name} must be text, not {type(value).__name__}.", field=name)
     return value
+
+
+def optional_text(name: str, value: Any) -> str | None:
+    return None if value is None else text(name, value)
 
 
 def mapping(name: str, value: Any) -> dict[str, Any]:

@@ -136,6 +136,8 @@ def test_every_sampling_field_arrives_and_unknown_names_are_refused(studio, clie
     ("/generate", {"prompt": "a", "stop_ids": "x"}, "stop_ids"), ("/generate", {"prompt": "a", "logit_bias": "x"}, "logit_bias"),
     ("/generate", {"prompt": "a", "ignore_eos": "yes"}, "ignore_eos"), ("/generate", {"prompt": "a", "draft": 5}, "draft"),
     ("/generate", {"prompt": "a", "max_tokens": "5"}, "max_tokens"), ("/generate", {"prompt": "a", "time_limit": "x"}, "time_limit"),
+    ("/generate", {"prompt": "a", "model": ["a"]}, "model"), ("/load", {"name": ["a"]}, "name"), ("/load", {"name": "a", "options": 5}, "options"),
+    ("/benchmark", {"a": "a", "b": "b", "pairs": "x"}, "pairs"), ("/benchmark", {"a": "a", "b": "b", "seed": "x"}, "seed"),
     ("/chat", {"message": None}, "message"), ("/chat", {"message": "a", "system": 5}, "system"), ("/chat", {"message": "a", "history": "x"}, "history"),
     ("/chat", {"message": "a", "history": [5]}, "history"),
     ("/chat", {"message": "a", "history": [{"role": "bogus", "content": "x"}]}, "role")])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from dataclasses import asdict
 from typing import Any, Literal
@@ -96,7 +97,7 @@ def to_request(body: GenerateBody) -> Request:
 def biases(given: dict[str, float]) -> tuple[tuple[int, float], ...]:
     """JSON has only text as keys: they must be token ids all the same."""
     for key in given:
-        if not key.lstrip("-").isascii() or not key.lstrip("-").isdigit() or len(key) > 12:
+        if not re.fullmatch(r"-?[0-9]{1,11}", key):
             raise InvalidRequest("The keys of logit_bias are token ids.", field="logit_bias", key=key[:40])
     return tuple((int(key), value) for key, value in given.items())
 
