@@ -96,6 +96,7 @@ def test_echo_scores_the_prompt(client):
     made = client.completions.create(model="tiny", prompt=FOX, max_tokens=1, temperature=0, echo=True, logprobs=1)
     (choice,) = made.choices
     assert choice.text.startswith(FOX) and choice.logprobs.token_logprobs[0] is None
+    assert "".join(choice.logprobs.tokens[:made.usage.prompt_tokens]) == FOX and choice.logprobs.tokens[0]
     assert len(choice.logprobs.tokens) == made.usage.total_tokens and all(value <= 0 for value in choice.logprobs.token_logprobs[1:])
     both = client.completions.create(model="tiny", prompt=FOX, max_tokens=0, n=2, echo=True, logprobs=0).choices
     assert [one.text for one in both] == [FOX, FOX] and both[0].logprobs == both[1].logprobs

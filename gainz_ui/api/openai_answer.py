@@ -100,16 +100,22 @@ def _token(text: str, value: float, raw: bytes | None) -> dict[str, Any]:
     return {"token": text, "logprob": max(value, LOWEST), "bytes": None if raw is None else list(raw)}
 
 
-def text_logprobs(items: Sequence[TokenLogprob | None], start: int) -> dict[str, Any]:
-    """The older shape. None: a prompt's first token, before which nothing stood. ``start``: where the text begins."""
+def text_logprobs(items: Sequence[TokenLogprob | None], start: int, first: str = "") -> dict[str, Any]:
+    """The older shape. None: a prompt's first token, before which nothing stood, with the text ``first``. ``start``: where the
+    text begins."""
     out: dict[str, list] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
     for item in items:
-        out["tokens"].append(item.text if item else "")
+        out["tokens"].append(item.text if item else first)
         out["token_logprobs"].append(max(item.logprob, LOWEST) if item else None)
         out["top_logprobs"].append({text: max(value, LOWEST) for _, text, value in item.top} if item else None)
         out["text_offset"].append(start)
-        start += len(item.text) if item else 0
+        start += len(item.text if item else first)
     return out
+
+
+def _first(before: str, prompt: Sequence[TokenLogprob | None]) -> str:
+    """Text of the prompt's first token: what the others leave of it."""
+    return before[:max(0, len(before) - sum(len(item.text) for item in prompt if item))]
 
 
 # ---------------------------------------------------------------------------------------------- whole
@@ -149,7 +155,8 @@ def _finish(choice: Choice, calls: bool) -> str | None:
 
 
 def _text_choice(ask: Ask, index: int, choice: Choice, before: str) -> dict[str, Any]:
-    logprobs = text_logprobs([*(choice.prompt if ask.echo else ()), *choice.logprobs], 0) if ask.logprobs else None
+    prompt = choice.prompt if ask.echo else ()
+    logprobs = text_logprobs([*prompt, *choice.logprobs], 0, _first(before, prompt)) if ask.logprobs else None
     return {"index": index, "text": before + "".join(choice.text), "logprobs": logprobs, "finish_reason": choice.finish,
             "stop_reason": choice.reason}
 
@@ -196,8 +203,8 @@ class Stream:
             yield self._chunk(index, {"delta": {"role": "assistant", "content": ""}})
         elif self._echoed:
             scored = self._choices[index // self._ask.n * self._ask.n].prompt       # by the first choice, which goes first
-            items = text_logprobs(scored, 0) if self._ask.logprobs else None
             text = self._echoed[index // self._ask.n]
+            items = text_logprobs(scored, 0, _first(text, scored)) if self._ask.logprobs else None
             self._offset[index] = len(text)
             yield self._chunk(index, {"text": text, "logprobs": items})
 
