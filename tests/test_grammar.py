@@ -110,7 +110,8 @@ def test_further_choices_have_a_place_of_their_own(library):
 @pytest.mark.parametrize("schema,words", [
     ('{"type": "nonsense"}', "nonsense"), ('{"type": "array", "uniqueItems": true}', "uniqueItems"), ("[1", "read"), ("3", "schema"),
     ('{"$ref": "http://somewhere.example/x"}', "somewhere"), ('{"type": "string", "pattern": "(?<=a)b"}', "look-around"),
-    ('{"type": "object", "properties": ' * 300 + "{}" + "}" * 300, "schema"), ('{"$ref": "#/nowhere"}', "nowhere")])
+    ('{"type": "object", "properties": ' * 300 + "{}" + "}" * 300, "schema"), ('{"$ref": "#/nowhere"}', "nowhere"),
+    ('{"$ref": "#"}', "followed")])
 def test_a_schema_that_cannot_be_followed_is_refused_by_name(library, schema, words):
     model = toy_model()
     with pytest.raises(InvalidRequest) as caught:

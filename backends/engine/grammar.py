@@ -87,6 +87,8 @@ class Grammars:
             raise InvalidRequest("The schema cannot be read.", field=FIELD, reason=str(error)[:300]) from error
         limits = library.LLParserLimits(verbose_errors=False)
         matcher = library.LLMatcher(table, grammar, log_level=0, limits=limits)
+        if not matcher.is_error():
+            matcher.compute_bitmask()                   # some schemas, as one that is nothing but itself, fail only at a first token
         if matcher.is_error():
             why = " ".join(matcher.get_error().split())[:300]
             raise InvalidRequest(f"The schema cannot be followed: {why}.", field=FIELD,

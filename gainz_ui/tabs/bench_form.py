@@ -76,7 +76,7 @@ class ProtocolForm:
                                     elem_id="gz-bench-size")
             self.tokens = gr.Number(LENGTHS[0], label=T("bench_tokens"), precision=0, minimum=2, maximum=65_536, elem_id="gz-bench-tokens")
         with gr.Row():
-            self.pairs = gr.Dropdown([(T("bench_looks"), LOOKS), *((str(n), str(n)) for n in (8, 16, 32, 64))], value=LOOKS,
+            self.pairs = gr.Dropdown([*((str(n), str(n)) for n in (8, 16, 32, 64)), (T("bench_looks"), LOOKS)], value=LOOKS,
                                      label=T("bench_pairs"), info=T("bench_pairs_help"), allow_custom_value=True, elem_id="gz-bench-pairs")
             self.mode = gr.Dropdown([(T("bench_cold"), "cold"), (T("bench_warm"), "warm")], value="cold", label=T("bench_mode"),
                                     info=T("bench_mode_help"), elem_id="gz-bench-mode")

@@ -89,8 +89,10 @@ def timed(side: Side, request: Request, cancel: Cancel, clock: Callable[[], floa
     """Ask, and read the clock at every piece."""
     pieces: list[Piece] = []
     last: Event | None = None
+    finish: str | None = None
     sent = clock()
     for event in side.generate(request, cancel):
+        finish = event.finish or finish
         if event.ids or event.text:
             pieces.append(Piece(clock() - sent, len(event.ids) if event.ids else None, event.text))
         last = event
@@ -99,6 +101,9 @@ def timed(side: Side, request: Request, cancel: Cancel, clock: Callable[[], floa
         raise Stopped
     if last is None or last.error is not None:
         raise last.error if last is not None and last.error else GainzError("The answer ended without a word.")
+    if finish == "cancelled":
+        raise NotMeasurable("An answer was broken off while it was measured: its model was unloaded, or somebody stopped it.",
+                            remedy="Leave both models loaded until the benchmark is over, and start it again.")
     return _run(last, figures(pieces, end, last.usage.completion_tokens if last.usage else None))
 
 

@@ -92,7 +92,7 @@ def _line(number: int, line: str) -> tuple[Message, ...]:
         if "messages" in said:
             return tuple(Message(turn["role"], turn["content"]) for turn in said["messages"])
         return _chat((said["prompt"],))
-    except (ValueError, KeyError, TypeError, InvalidRequest) as error:
+    except (ValueError, KeyError, TypeError, InvalidRequest, RecursionError) as error:
         raise InvalidRequest(f'Line {number} is neither text nor {{"prompt": …}} nor {{"messages": […]}}.', field="workload",
                              line=number, reason=f"{type(error).__name__}: {error}") from error
 
