@@ -31,10 +31,10 @@ class Clock:
 class Scripted:
     """Answers of ``tokens`` tokens, each after ``step()`` seconds. ``cached``: of every prompt. ``vocab``: of its tokenizer."""
 
-    def __init__(self, clock, step, *, cached=0, path="fused", first=0.0, short=0, vocab="v") -> None:
+    def __init__(self, clock, step, *, cached=0, path="fused", first=0.0, short=0, vocab="v", finish="length") -> None:
         self.info = ModelInfo("scripted", "test", "test", path=path, vocab_fingerprint=vocab)
         self.clock, self.step, self.cached, self.first, self.short = clock, step, cached, first, short
-        self.asked, self.log = [], None
+        self.asked, self.log, self.finish = [], None, finish
 
     def tokenize(self, prompt, *, special=True):
         text = prompt if isinstance(prompt, str) else "".join(turn.content for turn in prompt)
@@ -53,7 +53,7 @@ class Scripted:
             self.clock.now += steps[-1]
             if index == wanted - 1:
                 spent = sum(steps[1:])
-                yield Event(text="x", ids=(1,), finish="length", usage=Usage(len(request.prompt), wanted, self.cached, passes=wanted),
+                yield Event(text="x", ids=(1,), finish=self.finish, usage=Usage(len(request.prompt), wanted, self.cached, passes=wanted),
                             timing=Timing(ttft_seconds=0.05, decode_tokens_per_second=(wanted - 1) / spent))
             else:
                 yield Event(text="x", ids=(1,))
@@ -156,6 +156,8 @@ def test_too_few_tokens_are_no_measurement():
     clock = Clock()
     with pytest.raises(NotMeasurable, match="7 tokens where 8"):
         measured(Scripted(clock, steady(0.01)), Scripted(clock, steady(0.01), short=1))
+    with pytest.raises(NotMeasurable, match="broken off"):
+        measured(Scripted(clock, steady(0.01)), Scripted(clock, steady(0.01), short=1, finish="cancelled"))
 
 
 def test_a_remote_side_gets_turns_that_begin_with_the_nonce():
