@@ -25,7 +25,7 @@ def test_the_monitor_shows_what_the_engine_does(app, visit):
     expect(recent.locator("tbody tr").first).to_contain_text("A request field has a value")
     expect(recent.locator("tbody tr").nth(1)).to_contain_text("cut at the token limit")
     expect(page.locator("#gz-monitor-errors")).to_contain_text("invalid_request")
-    assert "planted" not in page.content()
+    assert page.content().count("planted secret") == 0
     assert httpx.post(app + "generate", json={**body, "max_tokens": 7}, timeout=60).status_code == 200
     expect(recent.locator("tbody tr").first).to_contain_text("cut at the token limit")         # by itself: it lives
 
