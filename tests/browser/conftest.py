@@ -259,8 +259,9 @@ def visit(chromium):
         return page
 
     def leaving() -> None:
-        """Gradio's own client reports the streams that a page breaks off by leaving; these reports are no fault."""
-        forgiven.extend(("AbortError", "errored out"))
+        """Gradio's own client reports the streams that a page breaks off by leaving, or stumbles over what still comes of them;
+        these reports are no fault. What a page shows afterwards is for the test to see."""
+        forgiven.extend(("AbortError", "errored out", "Unexpected client exception"))
 
     go.leaving = leaving
     yield go
