@@ -18,11 +18,13 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-import numpy as np
 
 from backends.errors import BrokenFile, UnknownFormat, UnsupportedTensor
+
+if TYPE_CHECKING:
+    import numpy as np
 
 MAX_DIMS, MAX_KEY, MAX_KEYS, MAX_TENSORS, MAX_STRINGS, MAX_ALIGNMENT = 4, 65_535, 1 << 16, 1 << 17, 1 << 21, 1 << 20
 MAX_TEXT = 16 << 20                 # bytes of one string or of one array of metadata
@@ -92,6 +94,7 @@ class Strings(Sequence[str]):
     def _at_once(self) -> list[str] | None:
         """All of them by one decoding and one split: the lengths go, a line's end takes their place. None where that would
         not be certain, because a string holds one itself."""
+        import numpy as np          # where it is used: a catalog is listed without it
         data = np.frombuffer(self._raw, np.uint8)
         first = self._starts[:-1]
         text, kept = data.copy(), np.ones(len(data), bool)
@@ -215,6 +218,7 @@ def string_starts(raw: bytes, count: int) -> np.ndarray:
     """int64: where the first strings of an array begin, each proven by the length of the one before it; ends before ``count``
     at an empty string, at one of 256 bytes or more, or at the end of ``raw``. A length below 256 is a byte and seven NULs,
     which hardly anything else is."""
+    import numpy as np          # where it is used: a catalog is listed without it
     if len(raw) < 8:
         return np.empty(0, np.int64)
     words = np.ndarray((len(raw) - 7,), "<u8", raw, strides=(1,))      # the eight bytes from each byte on
@@ -314,6 +318,7 @@ class _Reader:
         return values
 
     def string_array(self, count: int, key: str) -> Strings:
+        import numpy as np          # where it is used: a catalog is listed without it
         self.strings += count
         if count * 8 > self.size - self.at or self.strings > MAX_STRINGS:
             raise self.broken(f"the array {key} claims {count} strings.", left=self.size - self.at)

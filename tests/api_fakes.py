@@ -30,6 +30,7 @@ class FakeStudio:
         self.requests: list = []
         self.changed, self.closed, self.meter = Signal(), threading.Event(), Meter()
         self.registry = SimpleNamespace(backends=())
+        self.records = SimpleNamespace(outputs_of=lambda kind: [])
         self.present = {"tiny": INFO}
 
     def renew(self) -> FakeStudio:

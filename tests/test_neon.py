@@ -108,7 +108,7 @@ def test_nan_is_not_swallowed(ops, rng):  # noqa: F811
                                                       if shape != cases.SHAPES[1])], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.uint8], ids=str)
 def test_attention(ops, rng, dtype, shape):  # noqa: F811
-    cases.test_attention(ops, rng, dtype, shape)
+    cases.test_attention((ops, False), rng, dtype, shape)
 
 
 @pytest.mark.parametrize("foreign", cases.FOREIGN)

@@ -193,7 +193,7 @@ class Scripted:
 @pytest.fixture
 def studio(tmp_path):
     about = SimpleNamespace(weights_bytes=1000, disk_bytes=900)
-    return SimpleNamespace(entry=lambda name: SimpleNamespace(size=7, format="GGUF"), details=lambda name: about,
+    return SimpleNamespace(entry=lambda name: SimpleNamespace(size=7, format="GGUF", revision="r1"), details=lambda name: about,
                            records=Records(tmp_path / "logs", tmp_path / "outputs"))
 
 
