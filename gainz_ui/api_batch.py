@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from backends.base import InvalidRequest
+from gainz_ui.api_work import BEAT_SECONDS
 from gainz_ui.services import batch as batches
-
-BEAT_SECONDS = 0.25
 
 
 def function(studio: Any, spoken: Callable[[Callable[[], Any]], Any]) -> Callable[..., Iterator[dict]]:

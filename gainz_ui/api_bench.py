@@ -5,8 +5,6 @@ The report is kept in outputs/bench/ like those of the page.
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import PurePath
 from typing import Any
@@ -14,15 +12,13 @@ from typing import Any
 from backends.base import InvalidRequest
 from gainz_ui import __version__
 from gainz_ui.api_values import count, listed, text, whole
+from gainz_ui.api_work import working
 from gainz_ui.services.bench.configs import Config
 from gainz_ui.services.bench.history import History
 from gainz_ui.services.bench.protocol import Design
 from gainz_ui.services.bench.run import Ask, Benches
 from gainz_ui.services.bench.workloads import from_name
 from gainz_ui.services.jobs import Jobs
-from gainz_ui.services.tasks import Task
-
-BEAT_SECONDS = 0.25
 
 
 def function(studio: Any, jobs: Jobs, spoken: Callable[[Callable[[], Any]], Any]) -> Callable[..., Iterator[dict]]:
@@ -34,17 +30,7 @@ def function(studio: Any, jobs: Jobs, spoken: Callable[[Callable[[], Any]], Any]
         done and total; at last the whole report. Leaving stops it and keeps what is done."""
         ask = spoken(lambda: make_ask(a, b, workload, pairs, mode, streams, seed))
         benches = Benches(studio, jobs, __version__, History(studio.records))
-        task = Task(0, "bench", f"{a} → {b}")
-        work = lambda report, cancel: benches.measure(ask, report, cancel)  # noqa: E731
-        threading.Thread(target=task.run, args=(work,), name="benchmark", daemon=True).start()
-        try:
-            while task.running:
-                seen = task.progress
-                yield {"stage": seen.stage, "done": seen.done, "total": seen.total, "note": seen.note}
-                time.sleep(BEAT_SECONDS)
-            yield {"stage": "done", **plain(spoken(task.outcome))}
-        finally:
-            task.cancel.set()
+        yield from working("bench", f"{a} → {b}", lambda report, cancel: benches.measure(ask, report, cancel), spoken, "decoder")
 
     return benchmark
 
@@ -58,12 +44,3 @@ def make_ask(a: Any, b: Any, workload: Any, pairs: Any, mode: Any, streams: Any,
         raise InvalidRequest("A workload is one of the bundled ones here; own prompts are for the page and the command line.", field="workload")
     design = Design(from_name(name), pairs=count("pairs", pairs), mode=mode, seed=count("seed", seed) or 0)
     return Ask((Config.parse(text("a", a)), Config.parse(text("b", b))), design, tuple(map(whole, listed("streams", streams))) or (1,))
-
-
-def plain(value: Any) -> Any:
-    """JSON in which nothing has a ``path``: Gradio's client takes every object with one for a file to fetch."""
-    if isinstance(value, dict):
-        return {"decoder" if key == "path" else key: plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
-    return value if value is None or isinstance(value, (str, int, float, bool)) else str(value)

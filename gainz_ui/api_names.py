@@ -15,6 +15,7 @@ from typing import Any, get_type_hints
 from backends.base import Cancel, DraftSpec, GainzError, InvalidRequest, Message, Request, Sampling
 from gainz_ui import api_batch, api_bench, api_variants
 from gainz_ui.api_values import biases, listed, mapping, optional_text, text, whole
+from gainz_ui.api_work import BEAT_SECONDS, plain
 from gainz_ui.services.answers import Answer, View
 from gainz_ui.services.jobs import Jobs
 from gainz_ui.services.monitor import Monitor
@@ -22,7 +23,6 @@ from gainz_ui.services.studio import Studio
 
 NAMES = ("/batch", "/benchmark", "/chat", "/compare", "/generate", "/load", "/models", "/monitor", "/quantize", "/unload")
 BATCH_SECONDS = 0.08        # a client that gets every token by itself spends more time on transport than the model on tokens
-BEAT_SECONDS = 0.25         # a generator that yields nothing cannot be closed: it says the same again
 
 
 def register(studio: Studio, jobs: Jobs) -> None:
@@ -56,7 +56,7 @@ def register(studio: Studio, jobs: Jobs) -> None:
 
     def models() -> list[dict]:
         """Everything in models/, loadable or not with the reason, and what is loaded."""
-        return [_plain(entry, "folder") for entry in studio.catalog()]
+        return [plain(asdict(entry), "folder") for entry in studio.catalog()]
 
     watched = Monitor(studio)
 
@@ -68,7 +68,7 @@ def register(studio: Studio, jobs: Jobs) -> None:
     def load(name: str, options: dict | None = None) -> dict:
         """Load a model; `options` as on the Models tab (context, kv_type, streams, threads, device, dtype, kernels …)."""
         cancel = Cancel()
-        return _plain(spoken(lambda: studio.load(text("name", name), mapping("options", options), cancel=cancel)), "decoder")
+        return plain(asdict(spoken(lambda: studio.load(text("name", name), mapping("options", options), cancel=cancel))), "decoder")
 
     def unload(name: str) -> dict:
         """Give a model's memory back."""
@@ -164,15 +164,3 @@ def _state(view: View, model: str) -> dict[str, Any]:
     counted = asdict(view.usage) if view.usage else {"prompt_tokens": None, "completion_tokens": view.tokens}
     return {"text": view.text, "model": model, "finish_reason": view.finish, **counted,
             "timing": asdict(view.timing) if view.timing else None}
-
-
-def _plain(value: Any, path: str) -> dict[str, Any]:
-    """A frozen value as JSON: paths and other objects as text. Its field ``path`` gets another name, since Gradio's client
-    takes every object with a "path" for a file to be fetched."""
-    def plain(item: Any) -> Any:
-        if isinstance(item, Mapping):
-            return {path if key == "path" else str(key): plain(inner) for key, inner in item.items()}
-        if isinstance(item, (list, tuple)):
-            return [plain(inner) for inner in item]
-        return item if item is None or isinstance(item, (str, int, float, bool)) else str(item)
-    return plain(asdict(value))

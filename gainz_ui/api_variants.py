@@ -5,8 +5,6 @@ Knows the services and how a generator speaks to a client; the same rules and er
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,12 +12,10 @@ from typing import Any
 from backends.base import DraftSpec, Message, Request, Sampling, make_options
 from backends.recipe import QuantizeOptions
 from gainz_ui import api_values
+from gainz_ui.api_work import BEAT_SECONDS, working
 from gainz_ui.services import compare as side_by_side
 from gainz_ui.services.jobs import Jobs
-from gainz_ui.services.tasks import Task
 from gainz_ui.services.variants import Variants
-
-BEAT_SECONDS = 0.25
 
 
 def functions(studio: Any, jobs: Jobs, spoken: Callable[[Callable[[], Any]], Any]) -> tuple[Callable, ...]:
@@ -52,7 +48,7 @@ def functions(studio: Any, jobs: Jobs, spoken: Callable[[Callable[[], Any]], Any
         given = {"method": method, "bits": api_values.whole(bits), "group": api_values.whole(group)}
         made = spoken(lambda: make_options(QuantizeOptions, {**given, **api_values.mapping("options", options)}))
         plan = spoken(lambda: variants.plan(model, made, name or None, Path(api_values.text("text", text)) if text else None))
-        yield from _working("quantize", plan.name, lambda report, cancel: variants.make(plan, report, cancel), spoken)
+        yield from working("quantize", plan.name, lambda report, cancel: variants.make(plan, report, cancel), spoken, "file")
 
     return compare, quantize
 
@@ -74,25 +70,3 @@ def _growing(comparison: side_by_side.Comparison) -> Iterator[dict]:
         yield side_by_side.to_dict(comparison, comparison.shots())
     finally:
         comparison.stop()
-
-
-def _working(kind: str, subject: str, work: Callable, spoken: Callable) -> Iterator[dict]:
-    """A job of one client's: leaving cancels it."""
-    task = Task(0, kind, subject)
-    threading.Thread(target=task.run, args=(work,), name=f"{kind} {subject}", daemon=True).start()
-    try:
-        while task.running:
-            seen = task.progress
-            yield {"stage": seen.stage, "done": seen.done, "total": seen.total, "note": seen.note}
-            time.sleep(BEAT_SECONDS)
-        yield {"stage": "done", **_files(spoken(task.outcome))}
-    finally:
-        task.cancel.set()
-
-
-def _files(value: Any) -> Any:
-    """A manifest whose files have a ``file`` for a ``path``: Gradio's client takes every object with a "path" for a file to
-    fetch."""
-    if isinstance(value, dict):
-        return {"file" if key == "path" else key: _files(item) for key, item in value.items()}
-    return [_files(item) for item in value] if isinstance(value, list) else value
