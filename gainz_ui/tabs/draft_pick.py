@@ -41,12 +41,7 @@ def wire_drafts(page: Page, parts: dict[str, Any]) -> None:
         note = show.about(words, chosen, pairs, target)
         return gr.Dropdown(choices=offered, value=chosen), gr.Dropdown(visible=bool(chosen)), shown(note)
 
-    inputs = [parts["model"], parts["draft"]]
-    outputs = [parts["draft"], parts["draft_length"], parts["draft_note"]]
-    parts["draft"].input(look, inputs, outputs, **QUIET)
-    parts["model"].change(look, inputs, outputs, **QUIET)
-    page.version.change(look, inputs, outputs, **QUIET)
-    page.on_load(look, inputs, outputs, queue=False)
+    _keep_up(page, parts, parts["model"], look)
 
 
 def wire_shared_draft(page: Page, parts: dict[str, Any]) -> None:
@@ -62,9 +57,14 @@ def wire_shared_draft(page: Page, parts: dict[str, Any]) -> None:
         note = compare_view.drafting_note(words, chosen, pairs, unfit, inexact)
         return gr.Dropdown(choices=offered, value=chosen), gr.Dropdown(visible=bool(chosen)), shown(note)
 
-    inputs = [parts["models"], parts["draft"]]
+    _keep_up(page, parts, parts["models"], look)
+
+
+def _keep_up(page: Page, parts: dict[str, Any], models: Any, look: Any) -> None:
+    """``look`` whenever the choice, the models chosen or those in memory change."""
+    inputs = [models, parts["draft"]]
     outputs = [parts["draft"], parts["draft_length"], parts["draft_note"]]
     parts["draft"].input(look, inputs, outputs, **QUIET)
-    parts["models"].change(look, inputs, outputs, **QUIET)
+    models.change(look, inputs, outputs, **QUIET)
     page.version.change(look, inputs, outputs, **QUIET)
     page.on_load(look, inputs, outputs, queue=False)
