@@ -1,4 +1,5 @@
-"""Small pieces of HTML for the page, pure: values in, escaped text out. Knows classes of the style sheet, no services."""
+"""Small pieces of HTML for the page, pure: values in, escaped text out. Knows classes of the style sheet and the words of errors, no
+services."""
 
 from __future__ import annotations
 
@@ -6,6 +7,8 @@ import itertools
 from collections.abc import Iterable, Sequence
 from html import escape as _escape
 
+from backends.base import GainzError
+from gainz_ui.i18n import explain
 from gainz_ui.units import size
 
 _serial = itertools.count(1)            # makes the same file twice two different elements
@@ -59,6 +62,12 @@ def notice(kind: str, title: str, lines: Iterable[str] = (), live: bool = True) 
     body = "".join(f"<p>{escape(line)}</p>" for line in lines if line)
     role = ("alert" if kind == "bad" else "status") if live else "note"
     return f'<div class="gz-notice gz-{kind}" role="{role}"><strong>{escape(title)}</strong>{body}</div>'
+
+
+def refusal(words: str, error: GainzError) -> str:
+    """What went wrong and what to do, in the language ``words``."""
+    title, what, remedy = explain(words, error)
+    return notice("bad", title, [what, remedy])
 
 
 def empty(title: str, lines: Iterable[str] = (), extra: str = "") -> str:

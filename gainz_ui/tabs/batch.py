@@ -86,8 +86,7 @@ class Running:
         try:
             task = await asyncio.to_thread(self._begin, file, model, name, attempts, limit, skip)
         except GainzError as error:
-            title, what, remedy = explain(words, error)
-            yield {self.parts["work"]: shown(html.notice("bad", title, [what, remedy]))}
+            yield {self.parts["work"]: shown(html.refusal(words, error))}
             return
         async for update in self._watch(words, task):
             yield update

@@ -14,7 +14,7 @@ import gradio as gr
 
 from backends.base import Cancel, Cancelled, GainzError, Progress, ProgressFn
 from gainz_ui import html, plots, plots_bench
-from gainz_ui.i18n import explain, language, tr
+from gainz_ui.i18n import language, tr
 from gainz_ui.page import Page
 from gainz_ui.services.bench.quality import beside
 from gainz_ui.services.bench.run import Ask, Benches
@@ -78,7 +78,7 @@ class Flow:
         try:
             asks = await asyncio.to_thread(self.read, values)
         except GainzError as error:
-            yield {self.parts["work"]: shown(_error(words, error))}
+            yield {self.parts["work"]: shown(html.refusal(words, error))}
             return
         pace = Pace()
         subject = f"{asks[0].configs[0]} → {asks[0].configs[1]}"
@@ -125,7 +125,7 @@ class Flow:
         p = self.parts
         out = {p["run"]: gr.Button(visible=True), p["cancel"]: gr.Button(visible=False), p["kept"]: time.time()}
         if task.error is not None:
-            said = html.notice("warn", tr(words, "work_cancelled", name=task.subject)) if task.state == "cancelled" else _error(words, task.error)
+            said = html.notice("warn", tr(words, "work_cancelled", name=task.subject)) if task.state == "cancelled" else html.refusal(words, task.error)
             return {**out, p["work"]: shown(said)}
         return {**out, p["work"]: shown(""), **self.filled(words, task.result[0], task.result)}
 
@@ -162,8 +162,3 @@ def _code(request: gr.Request, ask: Ask) -> str:
     arguments = {"a": a, "b": b, "workload": design.workload.name, "pairs": design.pairs, "mode": design.mode,
                  "streams": list(ask.streams), "seed": design.seed}
     return snippets(*call_snippets("benchmark", arguments, address_of(request)))
-
-
-def _error(words: str, error: GainzError) -> str:
-    title, what, remedy = explain(words, error)
-    return html.notice("bad", title, [what, remedy])

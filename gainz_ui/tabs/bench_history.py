@@ -10,7 +10,7 @@ import gradio as gr
 
 from backends.base import GainzError, InvalidRequest
 from gainz_ui import html
-from gainz_ui.i18n import explain, language, tr
+from gainz_ui.i18n import language, tr
 from gainz_ui.page import Page
 from gainz_ui.services.bench import exports, history as past
 from gainz_ui.services.compare import load_options
@@ -61,7 +61,7 @@ class Past:
         try:
             return {self.parts["past_said"]: shown(""), **self.flow.filled(words, self._chosen(name))}
         except GainzError as error:
-            return {self.parts["past_said"]: shown(_error(words, error))}
+            return {self.parts["past_said"]: shown(html.refusal(words, error))}
 
     def refill(self, request: gr.Request, name: str | None) -> Update:
         """The form as it was then; nothing is run before somebody says so."""
@@ -71,7 +71,7 @@ class Past:
             a, b = past.configs(report)
             values = [*self.sides[0].write(a), *self.sides[1].write(b), *self.protocol.write(report)]
         except GainzError as error:
-            return {p["past_said"]: shown(_error(words, error))}
+            return {p["past_said"]: shown(html.refusal(words, error))}
         widgets = [*self.sides[0].widgets, *self.sides[1].widgets, *self.protocol.widgets]
         return {p["past_said"]: shown(html.notice("good", tr(words, "bench_form_filled"))), **dict(zip(widgets, values, strict=True))}
 
@@ -87,7 +87,7 @@ class Past:
                 raise InvalidRequest("There is no result to compare.", field="report", remedy="Run a benchmark or open one.")
             before = self._chosen(baseline)
         except GainzError as error:
-            return shown(_error(words, error))
+            return shown(html.refusal(words, error))
         return shown(show.changes(words, past.changes(before, report), past.speeds(before, report)))
 
     # ------------------------------------------------------------------------------------------ use and save
@@ -103,7 +103,7 @@ class Past:
                 yield {p["used"]: shown(work(words, [task]))}
                 await asyncio.sleep(PERIOD)
             if task.error is not None:
-                yield {p["used"]: shown(_error(words, task.error))}
+                yield {p["used"]: shown(html.refusal(words, task.error))}
                 return
             told = [tr(words, "bench_use_draft", draft=config.draft.name)] if config.draft else []
             yield {p["used"]: shown(html.notice("good", tr(words, "bench_in_use", config=str(config)), told)),
@@ -123,8 +123,3 @@ class Past:
         def save(report: dict[str, Any] | None) -> str:
             return html.file(f"gainz-bench-{report.get('name', 'report')}{ending}", make(report), kind) if report else ""
         return save
-
-
-def _error(words: str, error: GainzError) -> str:
-    title, what, remedy = explain(words, error)
-    return html.notice("bad", title, [what, remedy])

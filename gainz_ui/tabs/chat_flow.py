@@ -13,7 +13,7 @@ import gradio as gr
 
 from backends.base import GainzError, InvalidRequest, ModelInfo, Request, Sampling
 from gainz_ui import html, shield
-from gainz_ui.i18n import explain, language, tr
+from gainz_ui.i18n import language, tr
 from gainz_ui.page import Page
 from gainz_ui.services.answers import Answer
 from gainz_ui.services.chat import Chat, answer_room, archive, fit
@@ -249,8 +249,7 @@ def titles(earlier: Any) -> list[tuple[str, str]]:
 
 
 def _tell(words: str, error: GainzError) -> Any:
-    title, what, remedy = explain(words, error)
-    return shown(html.notice("bad", title, [what, remedy]))
+    return shown(html.refusal(words, error))
 
 
 def _hide() -> Any:

@@ -10,7 +10,7 @@ import gradio as gr
 from backends.base import GainzError
 from gainz_ui import html
 from gainz_ui.forms import Form
-from gainz_ui.i18n import T, explain, language, tr
+from gainz_ui.i18n import T, language, tr
 from gainz_ui.page import Page
 from gainz_ui.services.chat import PRESETS, preset_name
 from gainz_ui.widgets import shown
@@ -61,8 +61,7 @@ class Presets:
             name = preset_name(name or "")
             self.form.make(values)
         except GainzError as error:
-            title, what, remedy = explain(words, error)
-            return gr.skip(), gr.skip(), shown(html.notice("bad", title, [what, remedy]))
+            return gr.skip(), gr.skip(), shown(html.refusal(words, error))
         saved = {**(saved or {}), name: {"system": system or "", "sampling": self.form.read(values)}}
         note = html.notice("good", tr(words, "preset_saved", name=name))
         return saved, gr.Dropdown(choices=_choices(saved), value=name), shown(note)

@@ -15,7 +15,7 @@ import gradio as gr
 
 from backends.base import DraftSpec, GainzError, InvalidRequest, Message, Request, Sampling
 from gainz_ui import html
-from gainz_ui.i18n import explain, language
+from gainz_ui.i18n import language
 from gainz_ui.page import Page
 from gainz_ui.services.compare import Comparison, plan, room, to_dict
 from gainz_ui.tabs import compare_view as show, draft_view
@@ -59,7 +59,7 @@ class Flow:
             chosen = await asyncio.to_thread(plan, self.page.studio, names or [], in_turn, room(asked))
             comparison = await asyncio.to_thread(Comparison, self.page.studio, chosen, asked)
         except GainzError as error:
-            yield {p["plan"]: shown(_error(words, error))}
+            yield {p["plan"]: shown(html.refusal(words, error))}
             return
         self.running[request.session_hash] = comparison
         code = _code(request, names, prompt, system, in_turn, plain, asked)
@@ -134,9 +134,4 @@ def _code(request: gr.Request, names: Any, prompt: str, system: str, in_turn: bo
                              if getattr(sampling, key) != off},
                  "draft": draft.name if draft else None, "draft_length": draft.length if draft else None}
     return snippets(*call_snippets("compare", arguments, address_of(request)))
-
-
-def _error(words: str, error: GainzError) -> str:
-    title, what, remedy = explain(words, error)
-    return html.notice("bad", title, [what, remedy])
 

@@ -10,7 +10,7 @@ import gradio as gr
 
 from backends.base import OutOfMemory
 from gainz_ui import html
-from gainz_ui.i18n import explain, language, tr
+from gainz_ui.i18n import language, tr
 from gainz_ui.page import Page
 from gainz_ui.services import starter
 from gainz_ui.services.variants import Variants
@@ -90,8 +90,7 @@ class Offer:
             return {p["offer_work"]: shown(html.notice("warn", tr(words, "work_cancelled", name=task.subject)))}
         if task.error is not None:
             crowded = isinstance(task.error, OutOfMemory) and bool(self.page.studio.loaded())
-            title, what, remedy = explain(words, task.error)
-            return {p["offer_work"]: shown(html.notice("bad", title, [what, remedy])),
+            return {p["offer_work"]: shown(html.refusal(words, task.error)),
                     p["offer_free"]: gr.Button(visible=crowded)}
         chosen = [starter.NAME, *task.result]
         return {p["offer_work"]: shown(""), p["offer_card"]: gr.Column(visible=False),

@@ -12,7 +12,7 @@ import gradio as gr
 
 from backends.base import GainzError, OutOfMemory
 from gainz_ui import html, plots
-from gainz_ui.i18n import explain, language, tr
+from gainz_ui.i18n import language, tr
 from gainz_ui.page import Page
 from gainz_ui.services import quality
 from gainz_ui.tabs import quality_view as show
@@ -53,7 +53,7 @@ class Measuring:
                               int(windows or 0),
                               int(window_tokens or 0), task)
         except GainzError as error:
-            yield {self.parts["measure_work"]: shown(_error(words, error))}
+            yield {self.parts["measure_work"]: shown(html.refusal(words, error))}
             return
         made = self.page.tasks.start(quality.KIND, ", ".join(models), lambda report,
                                      cancel: self.quality.measure(ask, report, cancel))
@@ -87,7 +87,7 @@ class Measuring:
                                                                    name=tr(words, "quality_title"))))}
         if task.error is not None:
             crowded = isinstance(task.error, OutOfMemory) and bool(self.page.studio.loaded())
-            return {**out, p["measure_work"]: shown(_error(words, task.error)),
+            return {**out, p["measure_work"]: shown(html.refusal(words, task.error)),
                     p["measure_free"]: gr.Button(visible=crowded)}
         return {**out, p["measure_work"]: shown(""), **self._shown(words, task.result)}
 
@@ -120,8 +120,3 @@ def freed(page: Page, words: str) -> tuple[Any, Any]:
     for name in names:
         page.studio.unload(name)
     return gr.Button(visible=False), shown(html.notice("plain", tr(words, "freed", names=", ".join(names))))
-
-
-def _error(words: str, error: GainzError) -> str:
-    title, what, remedy = explain(words, error)
-    return html.notice("bad", title, [what, remedy])

@@ -9,7 +9,7 @@ from typing import Any
 from backends.speculative import Pairing
 
 from gainz_ui import html
-from gainz_ui.i18n import explain, tr
+from gainz_ui.i18n import tr
 from gainz_ui.services.compare import Plan
 from gainz_ui.services.parting import Parting, Shot, marked, parting
 from gainz_ui.tabs import draft_view
@@ -46,8 +46,7 @@ def card(words: str, shots: Sequence[Shot], index: int, plan: Plan) -> str:
         lines.append(_text(words, shot, found, other))
     lines.append(_drafting(words, shot))
     if shot.error is not None:
-        title, what, remedy = explain(words, shot.error)
-        lines.append(html.notice("bad", title, [what, remedy]))
+        lines.append(html.refusal(words, shot.error))
     lines.append(_verdict(words, shots, index, found))
     return f'<section class="gz-side" aria-label="{html.escape(shot.name)}">{"".join(lines)}</section>'
 

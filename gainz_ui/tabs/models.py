@@ -11,7 +11,7 @@ import gradio as gr
 from backends.base import GainzError, MemoryEstimate
 from gainz_ui import html
 from gainz_ui.forms import Form
-from gainz_ui.i18n import T, explain, language, tr
+from gainz_ui.i18n import T, language, tr
 from gainz_ui.page import Page, Tab
 from gainz_ui.tabs import models_view as show
 from gainz_ui.tabs.models_add import add_forms
@@ -159,7 +159,7 @@ class Models:
             entry, info = self.studio.entry(name), self.studio.loaded().get(name)
             about = self.studio.details(name) if entry.ready and entry.local else None
         except GainzError as error:
-            return [_error(words, error), gr.Column(visible=False), *hidden, "", off, off, off, none]
+            return [html.refusal(words, error), gr.Column(visible=False), *hidden, "", off, off, off, none]
         boxes = [gr.Column(visible=entry.ready and key == entry.backend) for key in self.forms]
         memory, load, largest = self.estimate(request, name, *values) if entry.ready else ("", off, off)
         return [show.details(words, entry, about), gr.Column(visible=entry.ready), *boxes, memory, load, largest,
@@ -174,7 +174,7 @@ class Models:
             entry = self.studio.entry(name)
             found = self.studio.estimate(name, self._options(name, values)) if entry.local else None
         except GainzError as error:
-            return _error(words, error), gr.Button(visible=True, interactive=False), gr.Button(visible=False)
+            return html.refusal(words, error), gr.Button(visible=True, interactive=False), gr.Button(visible=False)
         caption = T("reload") if entry.loaded else T("load")
         if found is None:
             return "", gr.Button(caption, visible=True, interactive=True), gr.Button(visible=False)
@@ -196,7 +196,7 @@ class Models:
         try:
             options = await asyncio.to_thread(self._options, name, values)
         except GainzError as error:
-            yield {p["notice"]: shown(_error(words, error))}
+            yield {p["notice"]: shown(html.refusal(words, error))}
             return
         async for update in self.load_with(request, name, options):
             yield update
@@ -218,7 +218,7 @@ class Models:
         try:
             kind, subject, work = start(*values)
         except GainzError as error:
-            yield {said: shown(_error(words, error))}
+            yield {said: shown(html.refusal(words, error))}
             return
 
         def then_tell(report: Any, cancel: Any) -> str:
@@ -266,7 +266,7 @@ class Models:
             self.studio.unload(name)
             notice = html.notice("good", tr(words, "unloaded", name=name))
         except GainzError as error:
-            notice = _error(words, error)
+            notice = html.refusal(words, error)
         return shown(notice), code, self.studio.changed.version
 
 
@@ -292,13 +292,8 @@ def _outcome(words: str, task: Any) -> str:
     if task.state == "cancelled":
         return html.notice("warn", tr(words, "work_cancelled", name=task.subject))
     if task.error is not None:
-        return _error(words, task.error)
+        return html.refusal(words, task.error)
     return html.notice("good", tr(words, f"{task.kind}_done", name=task.subject, time=html.duration(task.seconds)))
-
-
-def _error(words: str, error: GainzError) -> str:
-    title, what, remedy = explain(words, error)
-    return html.notice("bad", title, [what, remedy])
 
 
 TAB = Tab("tab_models", 20, build)

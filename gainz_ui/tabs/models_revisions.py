@@ -9,7 +9,7 @@ import gradio as gr
 
 from backends.base import GainzError, InvalidRequest
 from gainz_ui import html
-from gainz_ui.i18n import T, explain, language, tr
+from gainz_ui.i18n import T, language, tr
 from gainz_ui.page import Page
 from gainz_ui.services.revisions import Kept, Revision, roll_back
 from gainz_ui.widgets import Html, shown
@@ -61,8 +61,7 @@ class RevisionCard:
             kept = self.page.store.revisions.of(name)
             self.page.store.revisions.pin(name, not kept.pinned)
         except GainzError as error:
-            title, what, remedy = explain(language(request), error)
-            return [gr.Column(visible=True), shown(html.notice("bad", title, [what, remedy])), gr.skip(), gr.skip(), gr.skip()]
+            return [gr.Column(visible=True), shown(html.refusal(language(request), error)), gr.skip(), gr.skip(), gr.skip()]
         return self.show(request, name)
 
     def start(self, name: str | None, to: str | None):

@@ -6,7 +6,7 @@ import gradio as gr
 
 from backends.base import GainzError, InvalidRequest
 from gainz_ui import html
-from gainz_ui.i18n import T, explain, language, tr
+from gainz_ui.i18n import T, language, tr
 from gainz_ui.page import Page
 from gainz_ui.services import remotes
 from gainz_ui.widgets import Html, shown
@@ -40,8 +40,7 @@ class ServerForm:
         try:
             found = remotes.listed(self.page.studio, _given(address), (key or "").strip())
         except GainzError as error:
-            title, what, remedy = explain(words, error)
-            return gr.skip(), shown(html.notice("bad", title, [what, remedy]))
+            return gr.skip(), shown(html.refusal(words, error))
         names = [row.name for row in found]
         told = html.notice("good", tr(words, "server_found", count=len(names))) if names else html.notice("warn", tr(words, "server_empty"))
         return gr.Dropdown(choices=names, value=names[0] if names else None), shown(told)

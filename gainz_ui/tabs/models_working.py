@@ -9,7 +9,7 @@ import gradio as gr
 
 from backends.base import GainzError
 from gainz_ui import html
-from gainz_ui.i18n import T, explain, language, tr
+from gainz_ui.i18n import T, language, tr
 from gainz_ui.page import Page
 from gainz_ui.services.working import Working
 from gainz_ui.widgets import Html, shown
@@ -53,8 +53,7 @@ class WorkingForm:
         try:
             return shown(html.notice("good", tr(words, "working_kept"), [_words(self.working.keep(name))]))
         except GainzError as error:
-            title, what, remedy = explain(words, error)
-            return shown(html.notice("bad", title, [what, remedy]))
+            return shown(html.refusal(words, error))
 
 
 def _words(options: dict[str, Any]) -> str:

@@ -11,7 +11,7 @@ import gradio as gr
 
 from backends.base import GainzError
 from gainz_ui import html
-from gainz_ui.i18n import T, explain, language, tr
+from gainz_ui.i18n import T, language, tr
 from gainz_ui.page import Page, Tab
 from gainz_ui.services import diagnostics
 from gainz_ui.tabs import monitor_view as show
@@ -77,8 +77,7 @@ def _wire_bundle(page: Page, make: Any, said: Any, file: Any) -> None:
         try:
             path = await asyncio.to_thread(diagnostics.write, page.studio, page.monitor)
         except GainzError as error:
-            title, what, remedy = explain(words, error)
-            yield shown(html.notice("bad", title, [what, remedy])), gr.File(visible=False)
+            yield shown(html.refusal(words, error)), gr.File(visible=False)
             return
         yield shown(html.notice("good", tr(words, "mon_bundle_done"), [tr(words, "mon_bundle_look")])), gr.File(str(path), visible=True)
 
