@@ -1,4 +1,4 @@
-"""A GGUF file's header, metadata and tensor directory. Standard library and NumPy; every read is bounded by the file itself.
+"""A GGUF file's header, metadata and tensor directory. Standard library; every read is bounded by the file itself.
 
 Knows the container: magic, version, typed key-value pairs, the tensor directory, alignment, split files. Refuses to know
 what a key or a tensor means, and never touches tensor data: it only proves that each tensor lies inside the file, whole,
@@ -13,23 +13,21 @@ import struct
 import sys
 import time
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-
 from backends.errors import BrokenFile, UnknownFormat, UnsupportedTensor
 
 if TYPE_CHECKING:
-    import numpy as np
+    from backends.gguf_strings import Strings
 
 MAX_DIMS, MAX_KEY, MAX_KEYS, MAX_TENSORS, MAX_STRINGS, MAX_ALIGNMENT = 4, 65_535, 1 << 16, 1 << 17, 1 << 21, 1 << 20
 MAX_TEXT = 16 << 20                 # bytes of one string or of one array of metadata
 READ_AHEAD = 1 << 20                # bytes fetched at once: metadata is read front to back
-LINE_END = 10
 SETTLED = 2_000_000_000             # nanoseconds after which a file's next change has another time, on any file system
 
 # number: (name, weights in a block, bytes of a block), as ggml numbers them
@@ -70,51 +68,6 @@ class TensorInfo:
     def bits(self) -> float:
         """Stored bits per weight, scales included."""
         return 8 * self.bytes / self.elements
-
-
-class Strings(Sequence[str]):
-    """An array of strings as it lies in the file; decoded when asked for. ``starts``: int64 [n + 1], where each begins in
-    ``raw`` with its length in 8 bytes, and where the last one ends."""
-
-    def __init__(self, key: str, raw: bytes, starts: np.ndarray) -> None:
-        self._key, self._raw, self._starts = key, raw, starts
-
-    def __len__(self) -> int:
-        return len(self._starts) - 1
-
-    def __getitem__(self, index):
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        index = range(len(self))[index]
-        return self._decoded(range(index, index + 1))[0]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._at_once() or self._decoded(range(len(self))))
-
-    def _at_once(self) -> list[str] | None:
-        """All of them by one decoding and one split: the lengths go, a line's end takes their place. None where that would
-        not be certain, because a string holds one itself."""
-        import numpy as np          # where it is used: a catalog is listed without it
-        data = np.frombuffer(self._raw, np.uint8)
-        first = self._starts[:-1]
-        text, kept = data.copy(), np.ones(len(data), bool)
-        text[first] = LINE_END
-        for place in range(1, 8):
-            kept[first + place] = False
-        text = text[kept]
-        if np.count_nonzero(text == LINE_END) != len(self):
-            return None
-        try:
-            return text.tobytes().decode().split(chr(LINE_END))[1:]
-        except UnicodeDecodeError:
-            return None                     # `_decoded` says which
-
-    def _decoded(self, indices: range) -> list[str]:
-        raw, starts = self._raw, self._starts.tolist() if len(indices) > 1 else self._starts
-        try:
-            return [raw[starts[index] + 8:starts[index + 1]].decode() for index in indices]
-        except UnicodeDecodeError as error:
-            raise BrokenFile(f"A string in {self._key} is not UTF-8.", key=self._key) from error
 
 
 @dataclass(frozen=True)
@@ -214,21 +167,6 @@ def split_parts(first: Path, count: int) -> list[Path]:
     return parts
 
 
-def string_starts(raw: bytes, count: int) -> np.ndarray:
-    """int64: where the first strings of an array begin, each proven by the length of the one before it; ends before ``count``
-    at an empty string, at one of 256 bytes or more, or at the end of ``raw``. A length below 256 is a byte and seven NULs,
-    which hardly anything else is."""
-    import numpy as np          # where it is used: a catalog is listed without it
-    if len(raw) < 8:
-        return np.empty(0, np.int64)
-    words = np.ndarray((len(raw) - 7,), "<u8", raw, strides=(1,))      # the eight bytes from each byte on
-    found = np.flatnonzero(words - np.uint64(1) < np.uint64(255))[:count + 1]
-    if not len(found) or found[0] != 0:
-        return np.empty(0, np.int64)
-    right = np.diff(found) == words[found[:-1]].astype(np.int64) + 8
-    return found[1:1 + (len(right) if right.all() else int(right.argmin()))]
-
-
 class _Reader:
     """A cursor over the file's front, in a window that moves with it."""
 
@@ -318,7 +256,7 @@ class _Reader:
         return values
 
     def string_array(self, count: int, key: str) -> Strings:
-        import numpy as np          # where it is used: a catalog is listed without it
+        from backends.gguf_strings import Strings, string_starts     # here: a catalog is listed without NumPy
         self.strings += count
         if count * 8 > self.size - self.at or self.strings > MAX_STRINGS:
             raise self.broken(f"the array {key} claims {count} strings.", left=self.size - self.at)
@@ -337,7 +275,7 @@ class _Reader:
             append(at)
         self.at = begin + at
         self.window, self.start = raw[at:], self.at
-        return Strings(key, raw[:at], np.array(starts))
+        return Strings(key, raw[:at], starts)
 
     def more(self, raw: bytes, begin: int, key: str, at: int) -> bytes:
         """The same bytes and as many again; an array whose string at ``at`` would leave the file ends here."""

@@ -15,7 +15,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from backends.errors import BrokenFile, LoadError, UnknownFormat, UnsupportedTensor
-from backends.gguf_file import TYPES, Strings, read, read_model, string_starts
+from backends.gguf_file import TYPES, read, read_model
+from backends.gguf_strings import Strings, string_starts
 from tests.gguf_maker import entry, pair, random_blocks, raw_file, text, write
 
 ARCH = pair("general.architecture", 8, text("llama"))

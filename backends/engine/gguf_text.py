@@ -20,7 +20,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from backends.engine import gguf_split
 from backends.engine.text import TextCodec
 from backends.errors import BrokenFile, UnknownFormat
-from backends.gguf_file import GgufFile, Strings
+from backends.gguf_file import GgufFile
+from backends.gguf_strings import Strings
 
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = 1, 2, 3, 4, 5, 6         # tokenizer.ggml.token_type
 SPACE = "▁"
