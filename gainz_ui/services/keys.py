@@ -10,7 +10,6 @@ import hashlib
 import hmac
 import json
 import logging
-import os
 import secrets
 import threading
 import time
@@ -23,7 +22,8 @@ from typing import Any
 
 from filelock import FileLock
 
-from backends.base import BadSetting, DiskFull, NameTaken
+from backends.base import BadSetting, NameTaken
+from gainz_ui.services.private import write_private
 
 log = logging.getLogger(__name__)
 PREFIX, MINUTE = "gz-", 60.0
@@ -116,16 +116,7 @@ class KeyFile:
             before = list(keys)
             yield keys
             if keys != before:
-                self._write(keys)
-
-    def _write(self, keys: list[Key]) -> None:
-        partial = self.path.with_name(f".{self.path.name}.part")
-        try:
-            with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
-                json.dump({"keys": [asdict(key) for key in keys]}, file, indent=1)
-            partial.replace(self.path)
-        except OSError as error:
-            raise DiskFull(f"{self.path} cannot be written.", reason=error.strerror) from error
+                write_private(self.path, {"keys": [asdict(key) for key in keys]})
 
 
 # ---------------------------------------------------------------------------------------------- in use

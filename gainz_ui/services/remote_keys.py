@@ -13,8 +13,9 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from backends.base import BadSetting, DiskFull, InvalidRequest
+from backends.base import BadSetting, InvalidRequest
 from backends.reach import Address
+from gainz_ui.services.private import write_private
 
 VARIABLE = "GAINZ_REMOTE_KEY"           # "http://host:8000=KEY https://other=KEY"
 LONGEST = 4096
@@ -37,7 +38,7 @@ class RemoteKeys:
         with FileLock(f"{self.path}.lock"):
             keys = self._read()
             keys = {origin: kept for origin, kept in keys.items() if origin != address.origin} | ({address.origin: key} if key else {})
-            self._write(keys)
+            write_private(self.path, keys)
 
     def origins(self) -> list[str]:
         """Of which servers there is a key. What a diagnosis may tell."""
@@ -70,12 +71,3 @@ class RemoteKeys:
         if not isinstance(found, dict) or not all(isinstance(one, str) for one in found.values()):
             raise BadSetting(f"{self.path} holds no keys of other servers.", file=self.path)
         return found
-
-    def _write(self, keys: Mapping[str, str]) -> None:
-        partial = self.path.with_name(f".{self.path.name}.part")
-        try:
-            with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
-                json.dump(keys, file, indent=1)
-            partial.replace(self.path)
-        except OSError as error:
-            raise DiskFull(f"{self.path} cannot be written.", reason=error.strerror) from error
