@@ -130,5 +130,5 @@ def test_the_portable_kernels_serve_it(folder, descriptors, rng):  # noqa: F811
     assert context.isa == "portable"
     cases.test_codes_are_exact(ops, rng, 4)
     cases.test_rows(ops, rng, 100)
-    cases.test_attention(ops, rng, torch.float16, cases.SHAPES[0])
+    cases.test_attention((ops, False), rng, torch.float16, cases.SHAPES[0])
     context.close()
