@@ -124,9 +124,9 @@ class Store:
                 lock.acquire(timeout=0.25)
                 break
             except filelock.Timeout:
-                progress(Progress("wait", note="another Gainz is fetching the same model"))
+                progress(Progress("wait", note=f"another Gainz is making or fetching {name!r}"))
                 if cancel is not None:
-                    cancel.raise_if_set("The fetch")
+                    cancel.raise_if_set("The wait")
         try:
             staging.mkdir(exist_ok=True)
             yield staging
