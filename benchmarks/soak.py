@@ -218,6 +218,7 @@ class Soak:
     def _note(self, where: list[str], text: str) -> None:
         if len(where) < 20:
             where.append(text)
+            self.say(text)
 
     def _client(self) -> httpx.Client:
         return httpx.Client(base_url=self.server.url, timeout=120)
@@ -287,8 +288,10 @@ class Soak:
             threads.append(threading.Thread(target=self.churn))
         for thread in threads:
             thread.start()
-        self._watch()
-        self._over.set()
+        try:
+            self._watch()
+        finally:                            # stopped, too: no thread goes on, and the server is ended
+            self._over.set()
         for thread in threads:
             thread.join(180)
         self._settle()
@@ -351,6 +354,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     outcome = soak(Plan(given.models, given.main, given.other, 60 * given.minutes, given.streams, seed=given.seed))
     if given.json:
         given.json.write_text(json.dumps(asdict(outcome), indent=1), encoding="utf-8")
