@@ -9,6 +9,7 @@ import pytest
 
 from backends.base import Cancel, Event, Message, ModelInfo, Timing, Usage
 from backends.errors import NotMeasurable
+from gainz_ui.services.bench.asking import Nonces
 from gainz_ui.services.bench.calm import Weather
 from gainz_ui.services.bench.configs import Config, differences, digest, resolved
 from gainz_ui.services.bench.protocol import AGAIN, WARM_MOST, Design, Measurement, Outcome
@@ -141,6 +142,22 @@ def test_every_cold_prompt_begins_anew_and_is_as_long():
     assert len(set(starts)) == len(starts) and all(chr(sign).isdigit() for start in starts for sign in start)
     pairs = list(zip(a.asked[3:], b.asked[3:]))
     assert all(one.prompt[8:] == other.prompt[8:] and one.sampling == other.sampling for one, other in pairs)
+
+
+def test_a_first_number_of_a_rare_length_binds_no_other():
+    lengths = iter([7, *[8] * 200])
+    side = Scripted(Clock(), steady(0.01))
+    side.tokenize = lambda prompt, *, special=True: (1,) * next(lengths)
+    nonces = Nonces(random.Random(1))
+    assert [len(nonces.ids(side)) for _ in range(20)] == [8] * 20
+
+
+def test_a_tokenizer_without_a_common_length_is_refused():
+    lengths = count(1)
+    side = Scripted(Clock(), steady(0.01))
+    side.tokenize = lambda prompt, *, special=True: (1,) * next(lengths)
+    with pytest.raises(NotMeasurable, match="different lengths"):
+        Nonces(random.Random(1)).ids(side)
 
 
 def test_a_cached_token_ends_a_cold_measurement_and_not_a_warm_one():

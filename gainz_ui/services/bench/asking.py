@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from statistics import median
+from statistics import median, mode
 from typing import Protocol
 
 from backends.base import Cancel, Event, GainzError, Message, ModelInfo, Request
@@ -144,9 +144,19 @@ class Nonces:
         return made
 
     def ids(self, side: Side) -> tuple[int, ...]:
+        length = self._length(side)
         for _ in range(DRAWS):
-            ids = tuple(side.tokenize(self.text(), special=False))
-            if len(ids) == self._lengths.setdefault(side.info.vocab_fingerprint, len(ids)):
+            if len(ids := self._drawn(side)) == length:
                 return ids
         raise NotMeasurable("This tokenizer gives numbers of eight digits ever different lengths.",
                             remedy="Measure in warm mode.")
+
+    def _length(self, side: Side) -> int:
+        """The commonest of a sample: one that only few numbers have would not be met again."""
+        vocabulary = side.info.vocab_fingerprint
+        if vocabulary not in self._lengths:
+            self._lengths[vocabulary] = mode(len(self._drawn(side)) for _ in range(DRAWS // 4))
+        return self._lengths[vocabulary]
+
+    def _drawn(self, side: Side) -> tuple[int, ...]:
+        return tuple(side.tokenize(self.text(), special=False))

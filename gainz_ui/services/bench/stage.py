@@ -133,14 +133,14 @@ class _Turns:
 
 
 class _InTurn:
-    """A side that is loaded when it is asked, in place of the other one."""
+    """A side that is loaded when it is asked, in place of the other one; what it is, is known once it has been loaded."""
 
     def __init__(self, place: _Place, turns: _Turns) -> None:
         self._place, self._turns, self._model = place, turns, None
 
     @property
     def info(self) -> ModelInfo:
-        return self._have().info
+        return (self._model or self._have()).info
 
     def tokenize(self, prompt: str | tuple[Message, ...], *, special: bool = True) -> tuple[int, ...]:
         return self._have().tokenize(prompt, special=special)
