@@ -168,7 +168,7 @@ def weights(tmp_path_factory):
     return cache(lambda kind: made(kind, tmp_path_factory.mktemp(kind)))
 
 
-PARTS = 5                    # of ten prompts, some minutes each: a part is a test by itself, to be run and repeated alone
+PARTS = 10                   # of five prompts, a minute or two each: a part is a test by itself, to be run and repeated alone
 
 
 @pytest.mark.slow
