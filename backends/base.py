@@ -144,6 +144,16 @@ class DraftSpec:
         if self.length is not None:
             _check("draft_length", self.length, 1, 64, whole=True)
 
+    @classmethod
+    def asked(cls, name: str | None, length: int | None) -> DraftSpec | None:
+        """What two fields of a form or a call ask for. InvalidRequest for a length without a draft."""
+        if name not in (None, ""):
+            return cls(name, length)
+        if length is not None:
+            raise InvalidRequest("draft_length is given without a draft.", field="draft_length",
+                                 remedy='Name a draft ("lookup", or a loaded model), or leave the length out.')
+        return None
+
 
 @dataclass(frozen=True)
 class Request:

@@ -127,10 +127,8 @@ def make_request(prompt: str | tuple[Message, ...], given: Mapping[str, Any]) ->
     fields["stop"] = listed("stop", (fields["stop"],) if isinstance(fields["stop"], str) else fields["stop"])
     fields["stop_ids"] = tuple(map(whole, listed("stop_ids", fields["stop_ids"])))
     fields["logit_bias"] = biases(fields["logit_bias"] or {})
-    draft, length = optional_text("draft", given["draft"]), whole(given["draft_length"])
-    if length is not None and not draft:
-        raise InvalidRequest("draft_length is given without a draft.", field="draft_length")
-    return Request(prompt, Sampling(**fields), DraftSpec(draft, length) if draft else None, time_limit=given["time_limit"])
+    draft = DraftSpec.asked(optional_text("draft", given["draft"]), whole(given["draft_length"]))
+    return Request(prompt, Sampling(**fields), draft, time_limit=given["time_limit"])
 
 
 def _turns(message: str, history: list[dict], system: str | None) -> tuple[Message, ...]:

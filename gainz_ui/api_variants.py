@@ -31,7 +31,7 @@ def functions(studio: Any, jobs: Jobs, spoken: Callable[[Callable[[], Any]], Any
         def asked() -> Request:
             head = (Message("system", system),) if system else ()
             turns = api_values.text("prompt", prompt) if plain else (*head, Message("user", prompt))
-            spec = DraftSpec(api_values.text("draft", draft), api_values.whole(draft_length)) if draft else None
+            spec = DraftSpec.asked(api_values.optional_text("draft", draft), api_values.whole(draft_length))
             return Request(turns, _sampling({"max_tokens": max_tokens, "temperature": temperature, "seed": seed}, options), spec)
 
         request = spoken(asked)

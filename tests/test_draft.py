@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from backends.base import Cancel, Cancelled, DraftParent, InvalidRequest, Message, ModelDir, NotSupported, Sampling, Step
-from backends.compress import corpus, prune
+from backends.compress import corpus, prune, writer
 from backends.compress.corpus import Conversations, Passage, Prompt, continued, looping, windows
 from backends.compress.distill import Schedule, batch_at
 from backends.compress.skeleton import Skeleton
@@ -233,6 +234,19 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(models, made, tmp_path)
     assert (tmp_path / "draft" / "model.safetensors").read_bytes() == (made / "model.safetensors").read_bytes()
     first, second = (json.loads((path / "draft" / "manifest.json").read_text()) for path in (models, tmp_path))
     assert first["taught"]["curve"] == second["taught"]["curve"] and first["agreement"] == second["agreement"]
+
+
+def test_the_time_of_stopped_runs_counts_up_to_their_last_part(tmp_path, monkeypatch):
+    now = SimpleNamespace(clock=100.0, cpu=7.0)
+    monkeypatch.setattr(writer, "time", SimpleNamespace(monotonic=lambda: now.clock, process_time=lambda: now.cpu))
+    stopped = writer.Parts(tmp_path, "key", 90.0)
+    now.clock, now.cpu = 130.0, 57.0
+    stopped.save("first", {"a": torch.zeros(1)}, {})
+    now.clock = 5000.0                                      # killed, and begun again later, in another process
+    again = writer.Parts(tmp_path, "key")
+    now.clock, now.cpu = 5002.0, 3.0
+    assert again.worked() == (42.0, 60.0)
+    assert writer.Parts(tmp_path, "another key").worked() == (0.0, 3.0)
 
 
 def test_options_out_of_range_are_refused_by_name():

@@ -197,7 +197,7 @@ def test_compare_yields_all_answers_as_they_grow(studio, client):
 @pytest.mark.parametrize(("given", "words"), [
     (dict(models=5), "models takes a list"), (dict(options=3), "options takes an object"), (dict(system=7), "must be text"),
     (dict(prompt=7), "must be text"), (dict(prompt=["a"], plain=True), "prompt must be text"), (dict(seed=1.5), "seed"),
-    (dict(options={"logit_bias": {"a": 1}}), "maps token ids to numbers"), (dict(options={"heat": 1}), "heat")])
+    (dict(draft_length=4), "draft_length is given without a draft"), (dict(options={"logit_bias": {"a": 1}}), "maps token ids to numbers"), (dict(options={"heat": 1}), "heat")])
 def test_a_value_of_the_wrong_kind_is_one_clear_error(studio, client, given, words):
     studio.present = {"tiny": INFO, "small": INFO}
     with pytest.raises(AppError, match=words):

@@ -34,7 +34,7 @@ from backends.draft_recipe import DraftOptions
 from backends.engine.assemble import assemble, trained_context
 from backends.engine.room import UNKNOWN_CONTEXT
 
-FORMAT = 1                              # of the parts: another number, and old parts are not gone on with
+FORMAT = 2                              # of the parts: another number, and old parts are not gone on with
 SAY, LISTEN, TRAIN = 0.25, 0.1, 0.6     # shares of the minutes; the rest is for choosing, rounding, measuring
 JUDGED = (4, 128)                       # windows and their tokens by which layers are chosen
 TEXT_SHARE = {True: 0.1, False: 0.3}    # of what a draft learns from: plain text, for models with and without a chat template
@@ -74,9 +74,9 @@ class _Job:
         if options.trained and options.window > self.trained:
             raise InvalidRequest(f"This model was trained for {self.trained} tokens: a window cannot be longer.", field="window",
                                  window=options.window)
-        self.began, self.cpu = time.monotonic(), time.process_time()
+        began = time.monotonic()
         clear(folder)
-        self.parts = Parts(folder, self._key())
+        self.parts = Parts(folder, self._key(), began)
 
     # ---- which layers
     def choose(self) -> Choice:
@@ -160,8 +160,8 @@ class _Job:
                     began = time.monotonic()
                     passages = list(speech.passages(teacher.decoder, range(number * BATCH, (number + 1) * BATCH), options.streams,
                                                     options.seed, self.cancel))
-                    save_passages(self.parts, name, passages)
-                    spent += time.monotonic() - began
+                    save_passages(self.parts, name, passages, time.monotonic() - began)
+                spent += self.parts.facts(name)["seconds"]
                 own += sum(len(passage.tokens) - passage.begin for passage in load_passages(self.parts, name))
                 number += 1
                 self.progress(Progress("say", own, options.tokens, f"{own:,} tokens"))
@@ -239,8 +239,7 @@ class _Job:
         self.cancel.raise_if_set("The job")
         manifest = draft_files.manifest(self.folder, self.origin, self.options, choice, versions, facts)
         manifest["calibration"] = {"source": self.text_name, "sha256": self.text_digest}
-        manifest["seconds"] = round(time.monotonic() - self.began, 1)
-        manifest["cpu_seconds"] = round(time.process_time() - self.cpu, 1)
+        manifest["seconds"], manifest["cpu_seconds"] = (round(seconds, 1) for seconds in self.parts.worked())
         self.parts.remove()
         return manifest
 

@@ -65,14 +65,14 @@ def run(model: ModelDir, options: QuantizeOptions, folder: Path, progress: Progr
     progress(Progress("read", note=model.name))
     origin = open_origin(model)
     try:
-        return _Job(origin, options, folder, progress, cancel, text).run(began, versions)
+        return _Job(origin, options, folder, progress, cancel, text, began).run(versions)
     finally:
         origin.source.close()
 
 
 class _Job:
     def __init__(self, origin: Origin, options: QuantizeOptions, folder: Path, progress: ProgressFn, cancel: Cancel,
-                 text: Path | None) -> None:
+                 text: Path | None, began: float) -> None:
         self.origin, self.options, self.folder, self.progress, self.cancel = origin, options, folder, progress, cancel
         self.device = torch.device(device_of(options.device))
         self.skeleton = Skeleton(origin.source, self.device)
@@ -85,12 +85,12 @@ class _Job:
         self.skeleton.fill()
         self.precision = precision_of(options.precision, self.device)
         clear(folder)
-        self.parts = Parts(folder, self._key())
+        self.parts = Parts(folder, self._key(), began)
         self.method = METHODS[options.method](options)
         self.tally = _Tally()
         self.steps = len(self.skeleton.layers) + bool(options.head_bits)
 
-    def run(self, began: float, versions: Mapping[str, str]) -> dict[str, Any]:
+    def run(self, versions: Mapping[str, str]) -> dict[str, Any]:
         stream = Stream(self.skeleton, self.calibration.windows, self.precision, self.cancel)
         self._report(0, "first pass")
         stream.begin()
@@ -102,7 +102,7 @@ class _Job:
             self._head(stream)
             self._report(self.steps, "head")
         self._outside()
-        return self._finish(began, versions, resumed)
+        return self._finish(versions, resumed)
 
     # ---- pieces
     def _layer(self, stream: Stream, index: int) -> None:
@@ -163,7 +163,7 @@ class _Job:
             tensors[name] = _stored(value)
         self.parts.save("outside", tensors, {})
 
-    def _finish(self, began: float, versions: Mapping[str, str], resumed: int) -> dict[str, Any]:
+    def _finish(self, versions: Mapping[str, str], resumed: int) -> dict[str, Any]:
         names = ["outside", *(f"layer-{index:05d}" for index in range(len(self.skeleton.layers))),
                  *(["head"] if self.options.head_bits else [])]
         self._report(self.steps, "writing")
@@ -177,12 +177,12 @@ class _Job:
             write_json(self.folder / "quantize_config.json", quantization)
         self.origin.write_text(self.folder)
         self.cancel.raise_if_set("The job")
-        manifest = self._manifest(began, versions, resumed)
+        manifest = self._manifest(versions, resumed)
         self.parts.remove()
         return manifest
 
     # ---- values
-    def _manifest(self, began: float, versions: Mapping[str, str], resumed: int) -> dict[str, Any]:
+    def _manifest(self, versions: Mapping[str, str], resumed: int) -> dict[str, Any]:
         import transformers
         options, errors = self.options, [value for row in self.tally.errors for value in row.values()]
         return {
@@ -193,7 +193,7 @@ class _Job:
                             "windows": len(self.calibration.windows), "tokens": self.calibration.tokens},
             "versions": {**versions, "python": platform.python_version(), "torch": torch.__version__,
                          "transformers": transformers.__version__},
-            "made": datetime.now(UTC).isoformat(timespec="seconds"), "seconds": round(time.monotonic() - began, 1),
+            "made": datetime.now(UTC).isoformat(timespec="seconds"), "seconds": round(self.parts.worked()[0], 1),
             "resumed_layers": resumed,
             "device": str(self.device), "precision": self.precision,
             "relative_output_error": round(sum(errors) / max(len(errors), 1), 6),

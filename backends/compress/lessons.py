@@ -25,11 +25,12 @@ CHUNK = 256             # rows that the teacher reads at once
 WINDOWS = 64            # windows whose states are one part
 
 
-def save_passages(parts: Parts, name: str, passages: Sequence[Passage]) -> None:
+def save_passages(parts: Parts, name: str, passages: Sequence[Passage], seconds: float) -> None:
     tokens = [token for passage in passages for token in passage.tokens]
     parts.save(name, {"tokens": torch.tensor(tokens, dtype=torch.int32),
                       "lengths": torch.tensor([len(passage.tokens) for passage in passages], dtype=torch.int32),
-                      "begins": torch.tensor([passage.begin for passage in passages], dtype=torch.int32)}, {})
+                      "begins": torch.tensor([passage.begin for passage in passages], dtype=torch.int32)},
+               {"seconds": seconds})
 
 
 def load_passages(parts: Parts, name: str) -> list[Passage]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,15 +28,24 @@ DIGITS = 5
 
 
 class Parts:
-    """Finished pieces of a job in ``folder/.parts``. ``key``: what they depend on; parts of another key are removed."""
+    """Finished pieces of a job in ``folder/.parts``, and how long all its runs have worked. ``key``: what they depend on; parts
+    of another key are removed. ``began``: of this run, by `time.monotonic`; None: now."""
 
-    def __init__(self, folder: Path, key: str) -> None:
+    def __init__(self, folder: Path, key: str, began: float | None = None) -> None:
+        self._began = time.monotonic() if began is None else began
         self.folder = folder / PARTS
         stamp = self.folder / "key"
         if self.folder.exists() and (not stamp.is_file() or stamp.read_text(encoding="utf-8") != key):
             shutil.rmtree(self.folder)
         self.folder.mkdir(exist_ok=True)
         stamp.write_text(key, encoding="utf-8")
+        self._clock = self.folder / "worked.json"
+        self._before = json.loads(self._clock.read_text(encoding="utf-8")) if self._clock.is_file() else [0.0, 0.0]
+
+    def worked(self) -> tuple[float, float]:
+        """Seconds by the clock, and of this machine's processor: this run's, and of those that were stopped up to their last
+        part."""
+        return self._before[0] + time.monotonic() - self._began, self._before[1] + time.process_time()
 
     def path(self, name: str) -> Path:
         return self.folder / f"{name}.safetensors"
@@ -49,6 +59,8 @@ class Parts:
         save_file({key: value.contiguous().cpu() for key, value in tensors.items()}, unfinished,
                   metadata={"facts": json.dumps(facts)})
         os.replace(unfinished, self.path(name))
+        unfinished.write_text(json.dumps(self.worked()), encoding="utf-8")
+        os.replace(unfinished, self._clock)
 
     def load(self, name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
         with safe_open(str(self.path(name)), framework="pt") as file:

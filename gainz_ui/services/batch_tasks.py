@@ -123,11 +123,8 @@ def _object(raw: bytes) -> dict[str, Any]:
 # ---------------------------------------------------------------------------------------------- requests
 def _own(data: Mapping[str, Any]) -> Request:
     _known(data, OWN | SAMPLED)
-    draft, length = data.get("draft"), data.get("draft_length")
-    if length is not None and draft is None:
-        raise InvalidRequest("draft_length is given without a draft.")
     return Request(_prompt(data), _sampling({name: data[name] for name in SAMPLED & data.keys()}),
-                   None if draft is None else DraftSpec(draft, length), time_limit=data.get("time_limit"))
+                   DraftSpec.asked(data.get("draft"), data.get("draft_length")), time_limit=data.get("time_limit"))
 
 
 def _openai(data: Mapping[str, Any]) -> Request:

@@ -53,7 +53,9 @@ class SideForm:
             options |= added.options
             if added.draft is not None:
                 raise InvalidRequest("A draft is chosen in its own field.", field=DRAFT)
-        return Config(model, options, _spec(draft, length))
+        written = (length or "").strip()
+        return Config(model, options, DraftSpec.asked(
+            (draft or "").strip(), None if written in ("", "auto") else _whole("draft_length", written)))
 
     def write(self, config: Config) -> list[Any]:
         known = {item.name: item for item in fields(LocalOptions)}
@@ -150,9 +152,3 @@ def _whole(field: str, value: Any) -> int:
     except (TypeError, ValueError, OverflowError):
         pass
     raise InvalidRequest(f"{field} is a whole number, not {value!r}.", field=field)
-
-
-def _spec(name: str | None, length: str | None) -> DraftSpec | None:
-    if not (name or "").strip():
-        return None
-    return DraftSpec(name.strip(), _whole("draft_length", length) if (length or "").strip() not in ("", "auto") else None)

@@ -17,8 +17,8 @@ PAYS, COSTS = 1.03, 0.97                # speed beside plain passes: above it pa
 
 
 def spec(name: str | None, length: int | None = None) -> DraftSpec | None:
-    """What the two widgets ask for."""
-    return DraftSpec(name, int(length or 0) or None) if name else None
+    """What the two widgets ask for; the second, in which 0 is "auto", is hidden where the first asks for no draft."""
+    return DraftSpec.asked(name, name and int(length or 0) or None)
 
 
 def choices(language: str, pairs: Sequence[Pairing]) -> list[tuple[str, str]]:
