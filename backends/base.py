@@ -169,6 +169,7 @@ class Request:
     continue_last: bool = False        # chat: continue the last assistant turn in place of opening a new one
     queue_limit: float | None = None   # seconds it may wait for its turn; then QueueFull
     prompt_limit: int | None = None    # most tokens that the prompt may have, whatever the context
+    via: tuple[str, ...] = ()          # the installations that it came through, the first first (`reach.VIA`)
     schema: str | None = None          # a JSON schema, as JSON text: the answer is one JSON text of it, by masks before sampling
 
     def __post_init__(self) -> None:

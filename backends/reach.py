@@ -20,6 +20,7 @@ IP = ipaddress.IPv4Address | ipaddress.IPv6Address
 PORTS = {"http": 80, "https": 443}
 ENDINGS = ("/chat/completions", "/completions", "/models", "/embeddings")
 NAT64 = ipaddress.ip_network("64:ff9b::/96")
+VIA = "x-gainz-via"                     # header of a request: the installations that it came through; one that finds itself there refuses
 EXAMPLE = "An address looks like http://127.0.0.1:8000/v1 or https://api.example.com/v1."
 
 
@@ -73,11 +74,13 @@ def _no_key(origin: str) -> str | None:
 @dataclass(frozen=True)
 class Reach:
     """``private``: this machine and private networks are within reach. ``allowed``: hosts ("box", "box:8000"), addresses and
-    networks ("10.1.0.0/16") that are, whatever else holds. ``key``: the key of a server, by its origin."""
+    networks ("10.1.0.0/16") that are, whatever else holds. ``key``: the key of a server, by its origin. ``here``: what this installation
+    calls itself in `VIA`, "" = it says nothing."""
 
     private: bool = False
     allowed: tuple[str, ...] = ()
     key: Callable[[str], str | None] = field(default=_no_key, repr=False)
+    here: str = ""
 
     def refusal(self, host: str, port: int, address: str) -> str:
         """Why ``address``, which ``host`` has, may not be connected to; "": it may."""

@@ -90,8 +90,13 @@ class RemoteModel(Model):
 
     @property
     def running(self) -> int:
-        """Requests that are waiting or being answered."""
-        return len(self._running)
+        """Requests that the server is answering."""
+        return max(0, len(self._running) - self.waiting)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for a free connection."""
+        return self._places.waiting
 
     def tokenize(self, prompt: str | tuple[Message, ...], *, special: bool = True) -> tuple[int, ...]:
         raise NotSupported(f"{self.info.name} is answered by another server: its tokenizer is not here.", field="model",

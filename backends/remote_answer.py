@@ -27,19 +27,23 @@ class Places:
     """At most so many requests at once; others wait here, and may stop waiting."""
 
     def __init__(self, count: int) -> None:
-        self._free, self._turn = count, threading.Condition()
+        self._free, self._turn, self.waiting = count, threading.Condition(), 0
 
     def take(self, gone: threading.Event, until: float | None) -> None:
         """QueueFull after ``until`` (monotonic); Interrupted once ``gone`` is set."""
         with self._turn:
-            while not self._free:
-                if gone.is_set():
-                    raise Interrupted
-                left = None if until is None else until - time.monotonic()
-                if left is not None and left <= 0:
-                    raise QueueFull("The request waited longer than it may for a free connection to the other server.")
-                self._turn.wait(0.1 if left is None else min(0.1, left))
-            self._free -= 1
+            self.waiting += 1
+            try:
+                while not self._free:
+                    if gone.is_set():
+                        raise Interrupted
+                    left = None if until is None else until - time.monotonic()
+                    if left is not None and left <= 0:
+                        raise QueueFull("The request waited longer than it may for a free connection to the other server.")
+                    self._turn.wait(0.1 if left is None else min(0.1, left))
+                self._free -= 1
+            finally:
+                self.waiting -= 1
 
     def leave(self) -> None:
         with self._turn:
@@ -55,7 +59,7 @@ class RemoteAnswer(Iterator[Event]):
         now = time.monotonic()
         limit = lambda seconds: None if seconds is None else now + seconds  # noqa: E731
         self._client, self._places, self._request, self._asked, self._over = client, places, request, asked, over
-        self._exchange = Exchange(limit(request.time_limit), limit(request.queue_limit))
+        self._exchange = Exchange(limit(request.time_limit), limit(request.queue_limit), request.via)
         self._chunks, self._lock = Chunks(request), threading.Lock()
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._began, self._turn, self._first, self._last, self._now = now, None, None, None, now

@@ -17,11 +17,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from backends.errors import AddressRefused, GainzError, QueueFull, RemoteFailed, RemoteRefused, RemoteUnreachable
-from backends.reach import Address, Reach
+from backends.reach import VIA, Address, Reach
 
 IDLE = 3.0                              # seconds a connection is kept: common servers close theirs after five
 QUOTED = 600                            # characters of a server's own words
 LARGEST = 8 << 20                       # bytes of an answer that is read whole
+LOOP = 508                              # the status of a server that finds itself among those that a request came through
 PATIENCE = 30.0                         # seconds that one "not now" is waited for at most
 
 
@@ -77,18 +78,18 @@ class Client:
                 connection.connect()
                 self._refuse_open_key(connection)
             exchange.begin(connection, self)
-            connection.request(method, self.address.path + route, data, self._headers(data))
+            connection.request(method, self.address.path + route, data, self._headers(data, exchange.via))
         except (OSError, http.client.HTTPException) as error:
             connection.close()
             exchange.check()
             raise RemoteUnreachable("The request could not be sent.", address=self.address, reason=_said(error)) from error
         exchange.read_head()
 
-    def _headers(self, data: bytes | None) -> dict[str, str]:
-        key = self._reach.key(self.address.origin)
+    def _headers(self, data: bytes | None, via: tuple[str, ...]) -> dict[str, str]:
+        key, via = self._reach.key(self.address.origin), (*via, self._reach.here)
         return {"accept": "text/event-stream, application/json", "accept-encoding": "identity", "user-agent": "gainz",
                 **({"content-type": "application/json"} if data is not None else {}),
-                **({"authorization": f"Bearer {key}"} if key else {})}
+                **({"authorization": f"Bearer {key}"} if key else {}), **({VIA: ", ".join(via)} if via[-1] else {})}
 
     def _refuse_open_key(self, connection: _Connection) -> None:
         if self.address.scheme == "http" and self._reach.key(self.address.origin) and \
@@ -132,10 +133,10 @@ class Client:
 class Exchange:
     """One request and its answer. ``deadline``: on the monotonic clock, None = no limit. `interrupt` may come from any thread.
     ``good``: set by whoever has read a whole answer; only then is the connection used again: after an error many servers close it, and
-    a request that meets that would be lost."""
+    a request that meets that would be lost. ``via``: the installations that the request came through."""
 
-    def __init__(self, deadline: float | None = None, queue_deadline: float | None = None) -> None:
-        self.deadline, self.queue_deadline, self.good = deadline, queue_deadline, False
+    def __init__(self, deadline: float | None = None, queue_deadline: float | None = None, via: tuple[str, ...] = ()) -> None:
+        self.deadline, self.queue_deadline, self.via, self.good = deadline, queue_deadline, via, False
         self.gone = threading.Event()
         self._lock = threading.Lock()
         self._connection: _Connection | None = None
@@ -240,9 +241,15 @@ def failure(status: int, said: str, address: Address, seconds: float | None = No
     if 300 <= status < 400:
         return RemoteFailed("The server wants to send the request elsewhere, and redirects are not followed.", **facts, location=where,
                             remedy="Give the address that it names, if it is the one you mean.")
-    if status in (401, 403):
+    if status == LOOP:
+        return AddressRefused(f"{address} is this very server, or leads back to it: its model would ask itself for ever.", field="address",
+                              remedy="Give another server's address; a model of this one is loaded under its own name.")
+    if status == 401:
         return RemoteFailed(f"The server refuses the key: {said}", **facts, remedy="Give the server's key again on the Models tab, or "
                             "with `python app.py connect`.")
+    if status == 403:
+        return RemoteFailed(f"The server forbids this: {said}", **facts, remedy="Its own words say why: a key that may not do this, a name or "
+                            "an address that it does not answer to.")
     if status == 404:
         return RemoteFailed(f"The server has no such model or route: {said}", **facts,
                             remedy="Compare address and model with what it lists at /models.")

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from backends.base import Message, NotSupported, Request, Sampling
+from backends.base import InvalidRequest, Message, NotSupported, Request, Sampling
 from backends.remote_dialects import Dialect
 
 NEUTRAL = Sampling()
@@ -29,8 +29,19 @@ def body(request: Request, model: str, dialect: Dialect, counts: bool = True) ->
     if request.schema is not None:
         out["response_format"] = _format(json.loads(request.schema), dialect)
     if request.prompt_limit is not None:
-        raise _cannot("prompt_limit", "how many tokens a prompt has is known only to the server that reads it")
+        _bounded(request.prompt_limit, out)
     return ("/chat/completions" if chat else "/completions"), out
+
+
+def _bounded(most: int, out: Mapping[str, Any]) -> None:
+    """InvalidRequest unless the prompt surely has no more tokens than that: only the other server counts them, but none is less than a
+    byte, and JSON around a message is longer than what a template puts there."""
+    prompt = out.get("prompt")
+    size = len(prompt) if isinstance(prompt, list) else len(prompt.encode()) if prompt is not None else \
+        len(json.dumps([out["messages"], out.get("tools", [])], ensure_ascii=False).encode("utf-8", "surrogatepass"))
+    if size > most:
+        raise InvalidRequest(f"The prompt may have {most} tokens. Another server counts them, so here each of its {size} bytes counts as one.",
+                             field="prompt", remedy="Send less, use a key with a higher limit, or ask a local model.")
 
 
 def message(turn: Message) -> dict[str, Any]:

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from inspect import Parameter, Signature
 from typing import Any, get_type_hints
+
+import gradio as gr
 
 from backends.base import Cancel, DraftSpec, GainzError, InvalidRequest, Message, Request, Sampling
 from gainz_ui import api_batch, api_bench, api_variants
 from gainz_ui.api_values import biases, listed, mapping, optional_text, text, whole
 from gainz_ui.api_work import BEAT_SECONDS, plain
+from gainz_ui.page import asker
 from gainz_ui.services.answers import Answer, View
 from gainz_ui.services.jobs import Jobs
 from gainz_ui.services.monitor import Monitor
@@ -27,15 +30,14 @@ BATCH_SECONDS = 0.08        # a client that gets every token by itself spends mo
 
 def register(studio: Studio, jobs: Jobs) -> None:
     """Call inside ``gr.Blocks``. No concurrency limit of Gradio's: the engine admits."""
-    import gradio as gr
-
     def spoken(call: Callable[[], Any]) -> Any:
         try:
             return call()
         except GainzError as error:
             raise gr.Error(str(error), print_exception=False) from error
 
-    def run(request: Request, model: str | None, stream: bool) -> Iterator[dict]:
+    def run(request: Request, model: str | None, stream: bool, who: gr.Request | None) -> Iterator[dict]:
+        request = replace(request, key=asker(who))
         name = spoken(lambda: studio.model(optional_text("model", model))).info.name
         for view in _views(lambda cancel: studio.submit(request, model, cancel)):
             if view.error is not None:
@@ -46,13 +48,13 @@ def register(studio: Studio, jobs: Jobs) -> None:
     def generate(**given: Any) -> dict:
         """Continue a text. Takes every sampling field by name, and `draft`, `draft_length`, `time_limit`. Yields the answer so
         far, or with `stream` false only the whole one; the last has finish_reason, counts and timing."""
-        yield from run(spoken(lambda: make_request(text("prompt", given.pop("prompt")), given)), given["model"], given["stream"])
+        yield from run(spoken(lambda: make_request(text("prompt", given.pop("prompt")), given)), given["model"], given["stream"], given["who"])
 
     def chat(**given: Any) -> dict:
         """Answer a message through the model's chat template. `history`: earlier turns as {"role", "content"}. Takes and yields
         what /generate does."""
         turns = spoken(lambda: _turns(given.pop("message"), given.pop("history") or [], given.pop("system")))
-        yield from run(spoken(lambda: make_request(turns, given)), given["model"], given["stream"])
+        yield from run(spoken(lambda: make_request(turns, given)), given["model"], given["stream"], given["who"])
 
     def models() -> list[dict]:
         """Everything in models/, loadable or not with the reason, and what is loaded."""
@@ -92,14 +94,14 @@ TYPES = {"stop": list[str] | None, "stop_ids": list[int] | None, "logit_bias": d
 
 def _fields(max_tokens: int | None) -> dict[str, tuple[Any, Any]]:
     """(type, default) of what a generation takes: the sampling fields, made from `Sampling`, and what surrounds them. Left out
-    are n and the log-probabilities: the answer has no place for them; HTTP has."""
+    are n and the log-probabilities: the answer has no place for them; HTTP has. ``who`` is Gradio's to fill in."""
     hints, plain = get_type_hints(Sampling), Sampling()
     left_out = {"n", "logprobs", "prompt_logprobs"}
     made = {name: (TYPES.get(name, hints[name]), None if name in TYPES else getattr(plain, name))
             for name in Sampling.__dataclass_fields__ if name not in left_out}
     first = {name: made.pop(name) for name in FIRST} | {"max_tokens": (int | None, max_tokens)}
     return {**first, "model": (str | None, None), **made, "stream": (bool, True), "draft": (str | None, None),
-            "draft_length": (int | None, None), "time_limit": (float | None, None)}
+            "draft_length": (int | None, None), "time_limit": (float | None, None), "who": (gr.Request | None, None)}
 
 
 def _taking(function: Callable[..., Iterator[dict]], **parameters: Any) -> Callable[..., Iterator[dict]]:

@@ -9,10 +9,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import gradio as gr
+
 from backends.base import DraftSpec, Message, Request, Sampling, make_options
 from backends.recipe import QuantizeOptions
 from gainz_ui import api_values
 from gainz_ui.api_work import BEAT_SECONDS, working
+from gainz_ui.page import asker
 from gainz_ui.services import compare as side_by_side
 from gainz_ui.services.jobs import Jobs
 from gainz_ui.services.variants import Variants
@@ -23,7 +26,7 @@ def functions(studio: Any, jobs: Jobs, spoken: Callable[[Callable[[], Any]], Any
     def compare(prompt: str, models: list[str], max_tokens: int | None = 256, temperature: float = 0.0,
                 seed: int | None = None,
                 system: str | None = None, in_turn: bool = False, plain: bool = False, options: dict | None = None,
-                draft: str | None = None, draft_length: int | None = None) -> dict:
+                draft: str | None = None, draft_length: int | None = None, who: gr.Request | None = None) -> dict:
         """The same prompt and seed to 2 to 4 models. Yields all answers as they grow, with their figures and the token at
         which each parts from the first. `in_turn`: one after another, so that their speeds are those of each alone.
         `plain`: the prompt as it is, without a chat template. `options`: further sampling fields, as for /generate. `draft`:
@@ -32,7 +35,7 @@ def functions(studio: Any, jobs: Jobs, spoken: Callable[[Callable[[], Any]], Any
             head = (Message("system", system),) if system else ()
             turns = api_values.text("prompt", prompt) if plain else (*head, Message("user", prompt))
             spec = DraftSpec.asked(api_values.optional_text("draft", draft), api_values.whole(draft_length))
-            return Request(turns, _sampling({"max_tokens": max_tokens, "temperature": temperature, "seed": seed}, options), spec)
+            return Request(turns, _sampling({"max_tokens": max_tokens, "temperature": temperature, "seed": seed}, options), spec, key=asker(who))
 
         request = spoken(asked)
         plan = spoken(lambda: side_by_side.plan(studio, models, in_turn, side_by_side.room(request)))

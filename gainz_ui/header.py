@@ -64,7 +64,8 @@ def _work_chips(language: str, snapshot: Any, tasks: Sequence[Any]) -> list[str]
                         "busy gz-still" if task.kind == "bench" else "busy")
               for task in tasks if task.kind != "load"]
     if snapshot.running or snapshot.waiting:
-        chips.append(html.chip(tr(language, "chip_requests", running=snapshot.running, waiting=snapshot.waiting), "busy"))
+        # without the pulse: a browser on the same machine would paint it with time that the answers need
+        chips.append(html.chip(tr(language, "chip_requests", running=snapshot.running, waiting=snapshot.waiting), "busy gz-still"))
     return chips
 
 

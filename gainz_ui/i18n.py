@@ -7,6 +7,7 @@ in the language of the page that asked (`language`). A missing key is an error, 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -16,6 +17,7 @@ from backends.base import GainzError
 from gainz_ui.early import LANGUAGE_COOKIE
 
 LANGUAGES = ("en", "zh")
+HOLE = re.compile(r"\{(\w+)\}")
 TAGS = {"en": "en", "zh": "zh-CN"}      # what the browser calls them
 
 
@@ -66,13 +68,35 @@ def option_label(language: str | None, name: str, fallback: str) -> Any:
     return T(key) if language is None else tr(language, key)
 
 
+@cache
+def _sayings() -> tuple[tuple[re.Pattern[str], str], ...]:
+    """English sentences of the program (`said_…` in the table) as patterns, with their keys; those that fix most first."""
+    said = {key: text for key, text in texts("en").items() if key.startswith("said_")}
+    keys = sorted(said, key=lambda key: -len(HOLE.sub("", said[key])))
+    return tuple((re.compile(HOLE.sub(r"(?P<\1>.+)", re.sub(r"[^\w{}]", lambda sign: re.escape(sign[0]), said[key])), re.DOTALL), key)
+                 for key in keys)
+
+
+def said(language: str, text: str) -> str:
+    """A sentence that the program made in English, in the language of the page where the table knows it, else as it is. What stands for
+    {what} and {rest} is a sentence again; so is each part of a list."""
+    if language == "en":
+        return text
+    for pattern, key in _sayings():
+        if found := pattern.fullmatch(text):
+            return tr(language, key, **{name: said(language, part) if name in ("what", "rest") else part
+                                        for name, part in found.groupdict().items()})
+    head, sign, rest = text.partition(", ")
+    return f"{said(language, head)}, {said(language, rest)}" if sign else text
+
+
 def explain(language: str, error: GainzError) -> tuple[str, str, str]:
-    """(title, what happened, what to do). Titles and general advice are translated by the error's code; the facts of this
-    instance stay in the words of the program, as they stand in the log."""
+    """(title, what happened, what to do). Titles and general advice are translated by the error's code, what happened and a remedy of its
+    own where the table knows the sentence; the facts stay as they stand in the log."""
     facts = ", ".join(f"{key} = {value}" for key, value in error.evidence.items())
-    what = f"{error.cause} ({facts})" if facts else error.cause
+    cause = said(language, error.cause)
+    what = f"{cause} ({facts})" if facts else cause
     if language == "en" or f"error_{error.code}" not in texts(language):
         return error.title, what, error.remedy
-    general = error.remedy == error.advice
-    advice = texts(language).get(f"advice_{error.code}", error.remedy) if general else error.remedy
-    return tr(language, f"error_{error.code}"), what, advice
+    advice = texts(language).get(f"advice_{error.code}") if error.remedy == error.advice else None
+    return tr(language, f"error_{error.code}"), what, advice or said(language, error.remedy)

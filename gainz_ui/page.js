@@ -141,12 +141,56 @@
     }).observe(document.body, {childList: true, subtree: true, characterData: true, attributes: true, attributeFilter: ['data-drafted']});
   });
 
+  // What is asked for again and again goes past Gradio, whose client takes a tenth of a second of a core for every event: header and
+  // monitor come as HTML of the server's own, only what has changed, and only while they are in sight.
+  var head = {mark: '', due: 0, pace: 2000, lost: 0, gone: '', version: null, told: 0}, watch = {mark: '', due: 0, pace: 5000};
+  function place(id) { return document.getElementById(id); }
+  function fetched(path, of, use, lost) {
+    of.due = Infinity;
+    fetch(path + '?seen=' + of.mark, {cache: 'no-store'}).then(function (answer) {
+      if (answer.status === 204) { return null; }
+      if (answer.status !== 200) { throw new Error(answer.status); }
+      return answer.json();
+    }).then(function (found) {
+      if (found) { of.mark = found.mark; of.pace = 1000 * found.pace; }
+      use(found);
+      of.due = Date.now() + of.pace;
+    }).catch(function () { of.due = Date.now() + of.pace; if (lost) { lost(); } });
+  }
+  function fill(holder, html) {
+    if (holder) { holder.innerHTML = html; holder.hidden = !html; }
+  }
+  function state(found) {
+    head.lost = 0;
+    if (found) { fill(place('gz-state'), found.status); fill(place('gz-banner'), found.banner); head.gone = found.gone; head.version = found.version; }
+    var known = document.querySelector('#gz-version input'), changed = place('gz-changed');     // what the page's widgets stand by
+    if (known && changed && head.version !== null && +known.value !== head.version && Date.now() - head.told > 3000) {
+      head.told = Date.now();
+      changed.click();
+    }
+  }
+  function lost() {
+    var chips = document.querySelector('#gz-state .gz-chips');
+    head.lost += 1;
+    if (head.lost > 1 && chips && head.gone) { chips.innerHTML = head.gone; head.mark = ''; }
+  }
+  function board(found) {
+    Object.entries(found ? found.parts : {}).forEach(function (part) { fill(place('gz-monitor-' + part[0]), part[1]); });
+  }
+  function beat() {
+    if (document.hidden) { return; }
+    var bar = place('gz-state'), monitor = place('gz-monitor-tiles'), now = Date.now();
+    if (bar && !bar.querySelector('.gz-chips')) { head.mark = ''; }
+    if (bar && now >= head.due) { fetched('page/state', head, state, lost); }
+    if (!monitor || !place('gz-monitor').getClientRects().length) { watch.due = Math.min(watch.due, now); return; }
+    if (!monitor.firstChild) { watch.mark = ''; }
+    if (now >= watch.due) { fetched('page/monitor', watch, board); }
+  }
+  setInterval(beat, 250);
+
   // An answer goes on while nobody looks; a page that is looked at again after a while asks for what it missed.
   var away = 0;
   document.addEventListener('visibilitychange', function () {
-    var open = document.querySelector('#gz-monitor'), seen = open && open.getClientRects().length;
-    var watch = document.querySelector(document.hidden ? '#gz-monitor-away' : '#gz-monitor-back');
-    if (seen && watch) { watch.click(); }               // the monitor is drawn only for eyes
     if (document.hidden) { away = Date.now(); return; }
     var button = document.querySelector('#gz-resume');
     if (away && Date.now() - away > 15000 && button) { button.click(); }

@@ -7,6 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gainz_ui.services.answers import Answers
+from gainz_ui.services.keys import label
+
+
+def asker(request: Any) -> str:
+    """The label of the key that a gr.Request came with, "" = none was asked for."""
+    wire = getattr(request, "request", None)
+    return label(wire.scope) if wire is not None else ""
 
 
 @dataclass
@@ -25,9 +32,7 @@ class Page:
     version: Any = None
     tabs: Any = None
     gate_timer: Any = None              # ticks only while no model can answer
-    watch_timer: Any = None             # ticks only while the monitor is looked at
     monitor: Any = None                 # services.monitor.Monitor
-    order: tuple[str, ...] = ()         # the tabs' titles from left to right
     browser: dict[str, Any] = field(default_factory=dict)      # gr.BrowserStates by name
     loads: list[dict[str, Any]] = field(default_factory=list)  # keyword arguments for Blocks.load
 

@@ -98,23 +98,25 @@ def build_app(house: House, page: Callable[[House], Any] | None = None) -> Any:
     import gradio as gr
     from fastapi import FastAPI
 
-    from gainz_ui import shell
+    from gainz_ui import live, shell
     from gainz_ui.api import errors, native, openai_routes, openapi
     from gainz_ui.api.security import UPLOAD_LIMIT, Guard
     settings = house.settings
     app = FastAPI(title="Gainz", docs_url=None, redoc_url=None)      # their pages load scripts from elsewhere
-    errors.install(app)
+    errors.install(app, house.studio.meter.failed)
     app.include_router(native.router(house.studio, house.startup))
     app.include_router(openai_routes.router(house.studio))
     openapi.install(app)
     app.state.demo = (page or _page)(house)
+    if (shown := getattr(app.state.demo, "gainz_page", None)) is not None:
+        app.include_router(live.router(shown))
     app = gr.mount_gradio_app(app, app.state.demo, path="/", server_name=settings.host, server_port=settings.port,
                               allowed_paths=[str(settings.outputs.resolve())], max_file_size=UPLOAD_LIMIT,
                               blocked_paths=[str(folder.resolve()) for folder in (settings.models, settings.logs)],
                               **shell.mount_options(settings.language))
     _mounted(app).add_exception_handler(gr.route_utils.FnIndexInferError, errors.no_such_name)
     app.add_middleware(Guard, host=settings.host, keys=KeyRing(KeyFile(settings.keys), settings.api_key), hosts=settings.allowed_hosts,
-                       origins=settings.allowed_origins, answered=house.studio.meter.answered)
+                       origins=settings.allowed_origins, answered=house.studio.meter.answered, here=house.studio.reach.here)
     return app
 
 

@@ -14,16 +14,14 @@ from starlette.middleware import Middleware
 from gainz_ui import header as head
 from gainz_ui import tabs as tabs_package
 from gainz_ui.early import EarlyScript
-from gainz_ui.i18n import T, bundle, language
+from gainz_ui.i18n import T, bundle
 from gainz_ui.page import Page, Tab
 from gainz_ui.services.answers import Answers
 from gainz_ui.services.jobs import Jobs
 from gainz_ui.services.monitor import Monitor
 from gainz_ui.theme import style, theme
-from gainz_ui.widgets import Html, shown
+from gainz_ui.widgets import Html
 
-CALM, BUSY = 2.0, 0.7                   # seconds between two looks at the state of things
-WATCH = 2.0                             # and of the monitor, while it is open
 FORGET = (600, 3600)                    # seconds between two clean-ups of uploads, and the age at which one goes
 SESSIONS = 64                           # whose inputs Gradio remembers, chats of megabytes among them; the least recent goes
 BROWSER = {"chat": None, "earlier": [], "presets": {}, "settings": None}    # what the browser keeps, and its first value
@@ -49,45 +47,34 @@ def build(studio: Any, settings: Any, store: Any, tasks: Any, doctor: Callable[[
         page.browser = {
             name: gr.BrowserState(first, storage_key=f"gainz-{name}", secret="gainz") for name, first in BROWSER.items()
         }
-        page.version = gr.Number(-1, visible="hidden")  # a State's change is not told to listeners that bypass the queue
-        timer, page.gate_timer, page.watch_timer = gr.Timer(CALM), gr.Timer(0.6, active=False), gr.Timer(WATCH, active=False)
-        status, banner = _header()
+        page.version = gr.Number(-1, visible="hidden", elem_id="gz-version")    # a State's change is not told to listeners beside the queue
+        changed, page.gate_timer = gr.Button(visible="hidden", elem_id="gz-changed"), gr.Timer(0.6, active=False)
+        _header()
         tabs = scan()
-        page.order = tuple(tab.title for tab in tabs)
         with gr.Tabs(elem_id="gz-tabs", overflow_behavior="wrap") as page.tabs:
             for tab in tabs:
                 with gr.Tab(T(tab.title), id=tab.title, elem_id=f"gz-tab-{tab.title}"):
                     tab.build(page)
-        _wire(blocks, page, timer, status, banner)
+        _wire(blocks, page, changed)
     blocks.state_session_capacity = SESSIONS
     blocks.gainz_page = page
     return blocks
 
 
-def _header() -> tuple[gr.HTML, gr.HTML]:
-    """What the two buttons do stands in page.js."""
+def _header() -> None:
+    """What stands there, and what the two buttons do, is page.js's to fetch and to do."""
     with gr.Row(elem_id="gz-header"):
-        status = Html(f'<div class="gz-head"><h1 class="gz-brand">{head.LOGO}Gainz</h1></div>', elem_id="gz-status")
+        Html(f'<div id="gz-state"><div class="gz-head"><h1 class="gz-brand">{head.LOGO}Gainz</h1></div></div>', elem_id="gz-status")
         gr.Button(T("other_language"), size="sm", elem_id="gz-language", elem_classes="gz-switch")
         gr.Button(T("switch_scheme"), size="sm", elem_id="gz-scheme", elem_classes="gz-switch")
-    return status, Html(visible=False, elem_id="gz-banner")
+    Html('<div id="gz-banner" hidden></div>', elem_id="gz-banner-place")
 
 
-def _wire(blocks: gr.Blocks, page: Page, timer: gr.Timer, status: gr.HTML, banner: gr.HTML) -> None:
-    last = gr.State("")                 # the header as it stands in the browser: the same again is not sent
-
-    def look(request: gr.Request, seen: str):
-        words, snapshot, running = language(request), page.studio.snapshot(), page.tasks.running()
-        text, warning = head.header(words, snapshot, running), head.banner(words, snapshot)
-        pace = gr.Timer(BUSY if running or snapshot.loading else CALM)
-        if text + warning == seen:
-            return page.studio.changed.version, gr.skip(), gr.skip(), gr.skip(), pace
-        return page.studio.changed.version, text + warning, text, shown(warning), pace
-
+def _wire(blocks: gr.Blocks, page: Page, changed: gr.Button) -> None:
+    """``changed``: pressed by page.js where the state that it fetched has another version than the page."""
     quiet = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
-    outputs = [page.version, last, status, banner, timer]
-    timer.tick(look, last, outputs, **quiet)
-    blocks.load(look, last, outputs, **quiet)
+    for trigger in (changed.click, blocks.load):
+        trigger(lambda: page.studio.changed.version, None, page.version, **quiet)
     for load in page.loads:
         blocks.load(**{"show_progress": "hidden", "api_visibility": "private", **load})
 

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 from backends.base import (Embeddings, Event, GainzError, Message, ModelInfo, ModelNotFound, ModelNotLoaded, QueueFull, StepFailed, Timing,
                            TokenLogprob, Usage)
+from backends.reach import Reach
 from gainz_ui.services.meter import Meter
 from gainz_ui.services.signals import Signal
 from gainz_ui.services.studio import Memory, Snapshot
@@ -31,7 +32,7 @@ class FakeStudio:
         self.changed, self.closed, self.meter = Signal(), threading.Event(), Meter()
         self.registry = SimpleNamespace(backends=())
         self.records = SimpleNamespace(outputs_of=lambda kind: [])
-        self.present = {"tiny": INFO}
+        self.present, self.reach = {"tiny": INFO}, Reach(here="fake")
 
     def renew(self) -> FakeStudio:
         """Itself, with all that tests change as it was at first."""

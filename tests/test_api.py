@@ -29,7 +29,7 @@ def running(studio, *, key="", pool=None, tasks=None, origins=(), extend=lambda 
     """The routes on loopback under uvicorn, as in the real server; yields base URL and startup."""
     startup = Startup(Settings(), studio, None, tasks or Tasks())
     app = FastAPI(docs_url=None, redoc_url=None)
-    errors.install(app)
+    errors.install(app, studio.meter.failed)
     app.include_router(native.router(studio, startup))
     extend(app)
     if pool:
@@ -370,6 +370,24 @@ def test_every_answer_carries_the_policy(client):
 def test_the_server_fetches_no_addresses_for_others(client):
     for path in ("/gradio_api/file=http://127.0.0.1/x", "/gradio_api/file%3Dhttps://x.example/", "/gradio_api/proxy=http://x.example/"):
         assert client.get(path).status_code == 403
+
+
+def test_a_text_that_nobody_bounded_ends_and_a_chat_ends_by_itself(studio, client):
+    for body, most in (({"prompt": "a"}, native.TEXT_TOKENS), ({"prompt": "a", "max_tokens": None}, None), ({"prompt": "a", "max_tokens": 3}, 3),
+                       ({"messages": [{"role": "user", "content": "Hi"}]}, None)):
+        assert client.post("/generate", json=body).status_code == 200 and studio.requests[-1].sampling.max_tokens == most, body
+
+
+def test_a_fault_of_ours_is_a_500_that_is_counted(studio):
+    def extend(app):
+        @app.get("/broken")
+        def broken():
+            raise ZeroDivisionError
+
+    with running(studio, extend=extend) as (url, _):
+        answer = httpx.get(url + "/broken")
+    assert answer.status_code == 500 and answer.json()["error"]["code"] == "internal_error"
+    assert studio.meter.errors()["", "internal_error"] == 1
 
 
 def test_to_request_refuses_what_the_values_refuse():

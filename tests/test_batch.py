@@ -53,6 +53,13 @@ def test_both_kinds_of_lines_become_requests():
     assert four.request.prompt == (1, 2) and four.request.sampling.max_tokens == 16
 
 
+def test_a_line_for_another_model_is_told_and_one_for_the_batchs_own_is_run():
+    openai = {"custom_id": "c", "url": "/v1/completions", "body": {"prompt": "x", "model": "big"}}
+    found = batch_tasks.parse(io.BytesIO(lines(task(1, model="tiny"), task(2, model="big"), task(3, model=None), openai)), "tiny")
+    assert [one.id for one in found.tasks] == ["t1", "t3"]
+    assert [(one.line, "'big', and this batch runs 'tiny'" in one.what) for one in found.problems] == [(2, True), (4, True)]
+
+
 @pytest.mark.parametrize("line,words", [
     (b'{"prompt": "a"}', "no task_id"), (b'{"task_id": ""}', "no task_id"), (b'{"task_id": true, "prompt": "a"}', "no task_id"),
     (b"{", "no JSON"), (b"[1]", "no JSON object"), (b'{"task_id": "a", "prompt": "\xff"}', "byte 28 is no UTF-8"), (b"[" * 100_000, "nested too deeply"),
@@ -62,6 +69,7 @@ def test_both_kinds_of_lines_become_requests():
     (b'{"task_id": "a", "prompt": "x", "temperature": NaN}', "temperature"), (b'{"task_id": "a", "prompt": "x", "stop_ids": 4}', "stop_ids"),
     (b'{"task_id": "a", "prompt": "x", "logit_bias": {"x": 1}}', "logit_bias"), (b'{"task_id": "a", "messages": [{"role": "u"}]}', "role"),
     (b'{"task_id": "a", "messages": ["x"]}', "a message is"), (b'{"task_id": "a", "prompt": "x", "draft_length": 4}', "draft_length"),
+    (b'{"task_id": "a", "prompt": "x", "model": 3}', "model is a text"),
     (b'{"task_id": "a", "prompt": "x", "time_limit": 0}', "time_limit"), (b'{"custom_id": "a", "url": "/v1/images", "body": {}}', "url"),
     (b'{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x", "n": 2}}', "n other than 1"),
     (b'{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x", "tools": []}}', "unknown field 'tools'")])

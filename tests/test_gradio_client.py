@@ -233,6 +233,8 @@ def test_quantize_tells_how_far_it_is_and_gives_the_manifest(site, studio, clien
         client.predict("tiny", "awq", 3, api_name="/quantize")
     with pytest.raises(AppError, match="Groups of 128 do not divide"):
         client.predict("tiny", "gptq", 4, 128, api_name="/quantize")
+    with pytest.raises(AppError, match="There is no file /nowhere"):
+        client.predict("tiny", text="/nowhere", api_name="/quantize")
     with pytest.raises(AppError, match="Unknown option 'sample'"):
         client.predict("tiny", options={"sample": 1}, api_name="/quantize")
 
@@ -311,6 +313,9 @@ def test_gr_03_with_a_key_page_and_client_need_it(tmp_path):
             assert httpx.post(url + path, json={}).status_code == 401, path
         assert "secret" not in httpx.get(url + "/config", auth=("me", "secret")).text
         client = Client(url, headers={"Authorization": "Bearer secret"}, verbose=False)
+        for call in (lambda: client.predict("a", 2, api_name="/generate"), lambda: client.predict("a", max_tokens=2, api_name="/chat"),
+                     lambda: client.predict([{"task_id": "1", "prompt": "a", "max_tokens": 2}], "tiny", api_name="/batch")):
+            assert call() and studio.requests[-1].key == "settings"         # the label of the key, as over HTTP
         assert client.predict("a", 2, api_name="/generate")["text"] == "w0 w1 "
 
 

@@ -10,12 +10,14 @@ from types import SimpleNamespace
 import pytest
 
 from backends.base import GainzError, LocalOptions, OutOfMemory, Sampling
-from gainz_ui.i18n import explain, language, option_label, texts, tr
+from gainz_ui.i18n import explain, language, option_label, said, texts, tr
+from gainz_ui.services import doctor
+from gainz_ui.settings import Settings
 
 ROOM = Path(__file__).parent.parent / "gainz_ui"
 CJK = re.compile(r"[\u3000-\u303f\u4e00-\u9fff]")
 SAME_IN_BOTH = {"other_language", "option_top_k", "option_top_p", "option_min_p", "path_example", "section_gpu"}
-BUILT = re.compile(r"^(error|advice|option|help|preset|role|stage|finish|path|engine|banner|section|chip|tab|fact|side|verdict|pair|axis|plot|workload|prompt|export|part|bench_use)_|^bench_[ab]$|_done$")
+BUILT = re.compile(r"^(error|advice|option|help|preset|role|stage|finish|path|engine|banner|section|chip|tab|fact|side|verdict|pair|axis|plot|workload|prompt|export|part|bench_use|said)_|^bench_[ab]$|_done$")
 
 
 def places(text: str) -> list[str]:
@@ -55,6 +57,24 @@ def test_an_error_is_explained_in_both_languages():
     title, what, remedy = explain("zh", error)
     assert title == "内存不足" and "needed = 5" in what and CJK.search(remedy)
     assert explain("zh", OutOfMemory("x", remedy="At most 2048 tokens fit."))[2] == "At most 2048 tokens fit."
+    told = explain("zh", OutOfMemory("a.b does not fit the free memory.", remedy="At most 2,048 tokens of context would fit.", needed=5))
+    assert told[1:] == ("a.b 超出可用内存。 (needed = 5)", "上下文最多可容纳 2,048 个词元。")
+
+
+@pytest.mark.parametrize("english, chinese", [
+    ("free", "空闲"), ("No model is loaded.", "没有已加载的模型。"), ("a is loaded.", "a 已加载。"), ("21 GB free of 25 GB", "可用 21 GB，共 25 GB"),
+    ("75 GB free at /a b, not writable", "/a b 处可用 75 GB，不可写"), ("available: plain torch, float32 math, 2 threads", "可用：纯 torch, float32 运算, 2 线程"),
+    ("cpu avx2, 2 threads, huge pages", "cpu avx2, 2 线程, 大页内存"), ("What nobody has written down.", "What nobody has written down."),
+    ("none: no NVIDIA driver (x); models run on the CPU", "无：没有 NVIDIA 驱动（x）；模型在 CPU 上运行"), ("a.b (c) [d] does not fit the free memory.", "a.b (c) [d] 超出可用内存。")])
+def test_sentences_of_the_program_are_said_in_chinese(english, chinese):
+    assert said("zh", english) == chinese and said("en", english) == english
+
+
+def test_the_doctor_speaks_chinese(tmp_path):
+    """Of every finding of this machine: what is left in English is a name, a version or a path."""
+    for check in doctor.examine(Settings(models=tmp_path, outputs=tmp_path), deep=False).checks:
+        for text in (check.value, check.remedy):
+            assert not re.search(r"\b(free|available|cores|not|none|of)\b", said("zh", text)), text
 
 
 @pytest.mark.parametrize("name", [item.name for cls in (Sampling, LocalOptions) for item in fields(cls) if item.name not in

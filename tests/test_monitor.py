@@ -13,13 +13,19 @@ import pytest
 from hypothesis import given, strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+
 from backends.base import Event, InvalidRequest, Request, Sampling, Timing, Usage
+from gainz_ui import live
 from gainz_ui.api import metrics
 from gainz_ui.services import gpu, monitor
 from gainz_ui.services.gpu import GpuUse
 from gainz_ui.services.meter import EngineTotals, Histogram, Meter, percentile
 from gainz_ui.services.monitor import Monitor
 from gainz_ui.services.records import Records
+from gainz_ui.sparks import Line, chart, thinned
+from gainz_ui.tabs.monitor_view import PARTS
 from tests.api_fakes import INFO, FakeStudio
 
 NASTY = 'a"b\\c\nd é 世'
@@ -79,14 +85,21 @@ def test_the_meter_hears_every_end(tmp_path):
         tokens += [3, 4]
     with pytest.raises(InvalidRequest), records.embedding(INFO, "bob", 1):
         raise InvalidRequest("no")
+    records.refused_embedding("gone", "bob", 1, InvalidRequest("no", field="model"))
+    broken = records.follow(Request("x"), INFO, iter(()))
+    with pytest.raises(StopIteration):
+        next(broken)
     records.close()
-    failed, embedded, unknown, refused, cancelled, ended = meter.recent()
+    lost, absent, failed, embedded, unknown, refused, cancelled, ended = meter.recent()
     assert (ended.key, ended.finish, ended.ttft, ended.tpot, ended.tokens_per_second, ended.draft) == ("ann", "stop", 0.03, 0.02, 50.0, "")
     assert (cancelled.finish, cancelled.completion_tokens, cancelled.ttft) == ("cancelled", 2, None)
     assert refused.error == "invalid_request" and len(unknown.model) == 80
     assert (embedded.kind, embedded.key, embedded.prompt_tokens, failed.error) == ("embed", "bob", 7, "invalid_request")
-    assert meter.finished() == {("tiny", "stop"): 2, ("tiny", "cancelled"): 1, ("tiny", "error"): 2, ("", "error"): 1}
-    assert meter.errors() == {("tiny", "invalid_request"): 2, ("", "invalid_request"): 1}       # no series for a name that somebody made up
+    assert (absent.kind, absent.model, absent.key, absent.error, lost.error) == ("embed", "gone", "bob", "invalid_request", "internal_error")
+    assert meter.finished() == {("tiny", "stop"): 2, ("tiny", "cancelled"): 1, ("tiny", "error"): 3, ("", "error"): 2}
+    meter.failed("internal_error")
+    assert meter.errors() == {("tiny", "invalid_request"): 2, ("", "invalid_request"): 2, ("tiny", "internal_error"): 1,
+                              ("", "internal_error"): 1}       # no series for a name that somebody made up
     assert "secret words" not in (tmp_path / "logs" / "requests.jsonl").read_text() + repr(meter.recent())
 
 
@@ -187,6 +200,46 @@ def test_counters_only_grow_whatever_is_unloaded():
     studio.present = {}
     studio.meter.heard({"models": {}})
     assert 'gainz_tokens_total{model="tiny"} 7.0' in before and 'gainz_tokens_total{model="tiny"} 7.0' in metrics.render(studio)[0]
+
+
+# ---------------------------------------------------------------------------------------------- drawing
+def test_a_line_has_one_point_a_step_and_stands_still_where_its_values_do():
+    steady = [(at / 2, 4.0) for at in range(200)]                       # two a second, 0.0 to 99.5
+    later = [(at + 5.0, value) for at, value in steady]
+    assert thinned(steady, 99.5, 5.0, 10, max) == [(place, 4.0) for place in range(1, 11)] == thinned(later, 104.5, 5.0, 10, max)
+    assert thinned([(1.0, 2.0), (4.9, 6.0), (11.0, 1.0)], 11.0, 5.0, 60, statistics.fmean) == [(58, 4.0), (60, 1.0)]
+    drawn = chart("t", "n", "9", [Line("", [(1, 0.0), (2, 9.0), (4, 4.5)])], 4, 9.0, ("then", "now"))
+    assert drawn.count("<polyline") == 2 and 'points="75,72 150,0"' in drawn and 'points="300,36"' in drawn
+
+
+def test_a_page_gets_only_the_parts_that_have_changed():
+    made = {"a": "one", "b": "two"}
+    same, first = live.changed("en", made, "")
+    assert not same and first["parts"] == made
+    assert live.changed("en", made, first["mark"]) == (True, {**first, "parts": {}})
+    assert live.changed("en", {**made, "b": "three"}, first["mark"])[1]["parts"] == {"b": "three"}
+    assert live.changed("zh", made, first["mark"])[1]["parts"] == made == live.changed("en", made, "x.y.z")[1]["parts"]
+
+
+def test_what_a_page_asks_for_again_is_small_and_nothing_where_nothing_changed():
+    studio = FakeStudio()
+    watched = Monitor(studio, tuple)
+    for n in range(300):
+        studio.meter.mark(n % 3, 0, (3, 8), 2 * 10**9, 10**8)
+    app = FastAPI()
+    app.include_router(live.router(SimpleNamespace(studio=studio, tasks=SimpleNamespace(running=lambda: []), monitor=watched)))
+    studio.mark = lambda: None
+    with TestClient(app) as client:
+        state, board = client.get("/page/state").json(), client.get("/page/monitor").json()
+        assert "tiny" in state["status"] and state["banner"] == "" and state["version"] == studio.changed.version
+        assert set(board["parts"]) == set(PARTS) and sum(map(len, board["parts"].values())) < 12_000
+        assert client.get("/page/state", params={"seen": state["mark"]}).status_code == 204
+        assert client.get("/page/monitor", params={"seen": board["mark"]}).status_code == 204
+        studio.status, studio.reason = "dead", "code -9"
+        assert "code -9" in client.get("/page/state", params={"seen": state["mark"]}, headers={"accept-language": "zh"}).json()["banner"]
+        studio.meter.ended(facts(error="queue_full", finish=["error"]))
+        parts = client.get("/page/monitor", params={"seen": board["mark"]}).json()["parts"]
+        assert "queue_full" in parts["errors"] and "charts" not in parts
 
 
 # ---------------------------------------------------------------------------------------------- devices

@@ -174,12 +174,19 @@ def test_what_would_be_ignored_is_refused_before_it_is_sent(server, open_, diale
     assert caught.value.field == next(iter(field)) and len(server.asked) == before
 
 
-def test_limits_of_a_prompt_and_drafts_cannot_be_kept(open_):
+def test_a_limit_of_a_prompt_is_kept_in_bytes_and_drafts_cannot_be(server, open_):
     model = open_()
-    with pytest.raises(NotSupported, match="how many tokens"):
-        model.generate(Request("x", prompt_limit=10), Cancel())
+    server.script = [answer("Hi", chat=False)]
+    for prompt in ("é" * 5, (1,) * 10):                 # a token is a byte at least
+        assert list(model.generate(Request(prompt, prompt_limit=10), Cancel()))[-1].error is None
+        with pytest.raises(InvalidRequest, match="10 tokens.*bytes counts as one") as caught:
+            model.generate(Request(prompt + prompt[:1], prompt_limit=10), Cancel())
+        assert caught.value.field == "prompt"
+    with pytest.raises(InvalidRequest, match="prompt may have 20"):
+        model.generate(Request(CHAT, prompt_limit=20), Cancel())
     with pytest.raises(NotSupported, match="logits"):
         ask(model, draft=DraftSpec("lookup"))
+    assert len(server.asked) == 2
 
 
 def test_schema_tools_template_and_going_on(server, open_):
@@ -338,11 +345,12 @@ def failure(model, server, *script, **more):
     (400, '{"object": "error", "message": "context is 4096"}', RemoteRefused, "context is 4096"),
     (422, '{"detail": [{"loc": ["body", "n"], "msg": "must be 1"}]}', RemoteRefused, "body.n: must be 1"),
     (413, "too large", RemoteRefused, "too large"), (401, '{"error": "no key"}', RemoteFailed, "refuses the key: no key"),
+    (403, '{"error": "not from there"}', RemoteFailed, "forbids this: not from there"), (508, "", AddressRefused, "leads back to it"),
     (404, '{"error": {"message": "model gone"}}', RemoteFailed, "model gone"), (500, "<h1>Oops</h1>", RemoteFailed, "Oops"),
     (400, "x" * 5000, RemoteRefused, "xxx…")])
 def test_a_status_becomes_an_error_with_the_servers_words(open_, server, status, body, kind, words):
     error = failure(open_(), server, then(lambda h: h.fail(status, body)))
-    assert type(error) is kind and words in error.cause and len(error.cause) < 800 and error.remedy and error.evidence["status"] == status
+    assert type(error) is kind and words in error.cause and len(error.cause) < 800 and error.remedy and error.evidence.get("status", 508) == status
 
 
 def test_no_room_is_waited_for_and_then_told(open_, server):
@@ -489,7 +497,7 @@ def test_answers_run_beside_each_other_up_to_the_places(open_, server):
     deadline = time.monotonic() + 5
     while peak[0] < 2 and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert model.running == 4
+    assert (model.running, model.waiting) == (2, 2)
     with pytest.raises(QueueFull):
         raise [e for e in model.generate(Request(CHAT, queue_limit=0.05), Cancel()) if e.last][0].error
     gate.set()

@@ -6,20 +6,27 @@ import io
 import json
 import os
 import stat
+import threading
+import time
+from contextlib import contextmanager
 from dataclasses import replace
 
+import httpx
 import pytest
 
 from backends.base import (AddressRefused, BadSetting, DraftSpec, InvalidRequest, Message, NameRefused, NameTaken, NotSupported, RemoteRefused,
                            RemoteUnreachable, Request, Sampling)
 from backends.reach import Address
 from gainz_ui import cli
+from gainz_ui.api import openai_routes
+from gainz_ui.api.security import Guard
 from gainz_ui.services import compare, remotes
 from gainz_ui.services.remote_keys import VARIABLE, RemoteKeys
 from gainz_ui.services.store import Store
 from gainz_ui.services.studio import Studio
 from gainz_ui.settings import Settings
 from tests.remote_server import Server, answer, then
+from tests.test_api import running
 
 CHAT = (Message("user", "Hello?"),)
 SECRET = "sk-very-s3cret"
@@ -115,6 +122,61 @@ def test_private_addresses_only_beside_a_loopback_server_or_by_the_list(settings
         assert server.seen == []
     finally:
         studio.close()
+
+
+# ---------------------------------------------------------------------------------------------- circles
+def test_a_server_that_is_this_one_is_refused_at_once(studio, store, settings):
+    with serving(studio) as url:
+        for act in (lambda: remotes.add(studio, store, url, "me"), lambda: remotes.listed(Studio(settings), url)):      # the command line, too
+            with pytest.raises(AddressRefused, match="this very server"):
+                act()
+        write(store, "me", url)
+        with pytest.raises(AddressRefused, match="this very server"):
+            studio.load("me")
+        assert httpx.post(url + "/chat/completions", json={"messages": [{"role": "user", "content": "Hi"}]}).status_code == 409
+
+
+def test_a_circle_of_servers_ends(studio, store, settings, tmp_path):
+    other = Studio(replace(settings, models=tmp_path / "others"))
+    with serving(studio) as here, serving(other) as there:
+        write(store, "a", there, "b")
+        write(Store(other.settings.models), "b", here, "a")
+        for one, name in ((studio, "a"), (other, "b")):
+            one.load(name)
+        last = list(studio.submit(Request(CHAT), "a"))[-1]
+    other.close()
+    assert "leads back to it" in last.error.cause, last.error
+
+
+def test_what_another_server_answers_counts_as_running(studio, store, server):
+    studio.load(remotes.add(studio, store, server.url), {"streams": 1})
+    gate = threading.Event()
+    server.script = [then(lambda h: gate.wait(10) and h.stream(answer("x")))]
+    asked = [studio.submit(Request(CHAT), "far") for _ in range(2)]
+    deadline = time.monotonic() + 5
+    while studio.snapshot().waiting < 1 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert (studio.snapshot().running, studio.snapshot().waiting) == (1, 1)
+    gate.set()
+    assert all(list(events)[-1].error is None for events in asked)
+    assert (studio.snapshot().running, studio.snapshot().waiting) == (0, 0)
+
+
+@contextmanager
+def serving(studio):
+    """The address of the OpenAI routes over a studio, behind the guard that knows whose they are."""
+    def extend(app):
+        app.include_router(openai_routes.router(studio))
+        app.user_middleware.clear()
+        app.add_middleware(Guard, host="127.0.0.1", here=studio.reach.here)
+
+    with running(studio, extend=extend) as (url, _):
+        yield url + "/v1"
+
+
+def write(store, name, url, called="me"):
+    (store.root / name).mkdir(parents=True)
+    (store.root / name / "manifest.json").write_text(json.dumps(remotes.manifest(Address.parse(url), called)))
 
 
 # ---------------------------------------------------------------------------------------------- keys

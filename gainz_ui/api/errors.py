@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -20,6 +20,7 @@ from backends import base
 from backends.base import GainzError
 
 log = logging.getLogger(__name__)
+INTERNAL = "internal_error"             # the code of a fault of ours
 
 STATUS: dict[type[GainzError], int] = {
     GainzError: 500,
@@ -69,12 +70,17 @@ def _seconds(error: GainzError) -> str:
         return "1"
 
 
-def install(app: FastAPI) -> None:
-    """The handlers of our own routes (Gradio's routes answer for themselves)."""
+def install(app: FastAPI, failed: Callable[[str], None] = lambda code: None) -> None:
+    """The handlers of our own routes (Gradio's routes answer for themselves). ``failed``: hears the code of each fault of ours that no
+    request's record tells."""
+    async def unexpected(request: Request, error: Exception) -> JSONResponse:
+        failed(INTERNAL)
+        return await _unexpected(request, error)
+
     app.add_exception_handler(GainzError, _gainz)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)
-    app.add_exception_handler(Exception, _unexpected)
+    app.add_exception_handler(Exception, unexpected)
 
 
 async def _gainz(request: Request, error: Exception) -> JSONResponse:
@@ -146,5 +152,5 @@ async def no_such_name(request: Request, error: Exception) -> JSONResponse:
 async def _unexpected(request: Request, error: Exception) -> JSONResponse:
     """A bug of ours: the traceback goes to the log, the client learns that it was not the client's fault."""
     log.error("unexpected error on %s %s", request.method, request.url.path, exc_info=error)
-    return JSONResponse(body("internal_error", "An unexpected error on the server.", "The server's log has the traceback; "
+    return JSONResponse(body(INTERNAL, "An unexpected error on the server.", "The server's log has the traceback; "
                              "please report it.", status=500), 500)

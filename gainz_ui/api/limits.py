@@ -9,10 +9,10 @@ from dataclasses import replace
 from typing import Any
 
 from backends.base import InvalidRequest, Request
-from gainz_ui.services.keys import Holder
+from gainz_ui.services.keys import PLACE, Holder, label
 from gainz_ui.services.studio import Studio
 
-PLACE = "gainz.key"                     # of the holder in the scope
+VIA = "gainz.via"                       # where the scope holds what the request came through
 REMEDY = "Ask for less, or use a key with a higher limit."
 
 
@@ -20,16 +20,11 @@ def holder(scope: Any) -> Holder | None:
     return scope.get(PLACE)
 
 
-def label(scope: Any) -> str:
-    """How the key is called, "" = none was asked for. Never the key itself."""
-    found = holder(scope)
-    return found.name if found else ""
-
-
 def bounded(scope: Any, requests: Sequence[Request]) -> tuple[Request, ...]:
-    """The same requests within the key's limits: an answer without max_tokens gets what is allowed; one with more is refused."""
+    """The same requests within the key's limits, with its label and the way that they came: an answer without max_tokens gets what is
+    allowed; one with more is refused."""
     found = holder(scope)
-    requests = tuple(replace(request, key=found.name) for request in requests) if found else tuple(requests)
+    requests = tuple(replace(request, key=label(scope), via=scope.get(VIA, ())) for request in requests)
     if found is None or not found.limits.any:
         return requests
     prompt, output = found.limits.prompt_tokens, found.limits.output_tokens
@@ -54,9 +49,17 @@ def check_texts(scope: Any, studio: Studio, prompts: Sequence[Any], model: str |
     if found is None or not found.limits.prompt_tokens:
         return
     for prompt in prompts:
-        ids = isinstance(prompt, tuple) and all(isinstance(one, int) for one in prompt)
-        total += len(prompt) if ids else len(studio.tokenize(prompt, model))
+        total += _count(studio, prompt, model)
         check_tokens(scope, total, field)
+
+
+def _count(studio: Studio, prompt: Any, model: str | None) -> int:
+    """Its tokens; where they are counted elsewhere, its bytes, of which a token has at least one."""
+    if isinstance(prompt, tuple) and all(isinstance(one, int) for one in prompt):
+        return len(prompt)
+    if isinstance(prompt, str) and studio.model(model).info.path == "remote":
+        return len(prompt.encode())
+    return len(studio.tokenize(prompt, model))
 
 
 def check_tokens(scope: Any, count: int, field: str) -> None:

@@ -10,7 +10,7 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request as HttpRequest
@@ -72,6 +72,7 @@ class GenerateBody(Strict):
     prompt_logprobs: int | None = None
 
 
+TEXT_TOKENS = 256           # of a continued text, where nothing is said
 GAP_SECONDS = 0.01          # between two chunks of a stream: slower models send token by token, faster ones a few at once
 _PLAIN = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty", "seed",
           "max_tokens", "min_tokens", "ignore_eos", "logprobs", "prompt_logprobs")
@@ -92,6 +93,16 @@ def to_request(body: GenerateBody) -> Request:
                         logit_bias=biases(body.logit_bias or {}))
     draft = DraftSpec(body.draft) if isinstance(body.draft, str) else body.draft.spec() if body.draft else None
     return Request(prompt, sampling, draft, time_limit=body.time_limit)
+
+
+def _within(request: Request, body: GenerateBody) -> Request:
+    """A text that nobody bounded goes on for `TEXT_TOKENS`, as the same name does for Gradio's client: it has no end of its own, as an
+    answer in a chat has. ``null`` means to the end of the context."""
+    if body.messages is not None or "max_tokens" in body.model_fields_set:
+        return request
+    allowed = request.sampling.max_tokens                   # by the key
+    most = TEXT_TOKENS if allowed is None else min(allowed, TEXT_TOKENS)
+    return replace(request, sampling=replace(request.sampling, max_tokens=most))
 
 
 def biases(given: dict[str, float]) -> tuple[tuple[int, float], ...]:
@@ -199,6 +210,7 @@ def router(studio: Studio, startup: Startup) -> APIRouter:
     @routes.post("/generate", responses=described.GENERATE)
     async def generate(body: GenerateBody, http: HttpRequest):
         (request,) = limits.bounded(http.scope, (to_request(body),))
+        request = _within(request, body)
         head = {"model": studio.model(body.model).info.name}
         answer = Answer(lambda cancel: studio.submit(request, body.model, cancel))
         watcher, handed_over = asyncio.create_task(watch_disconnect(http.receive, answer.cancel)), False

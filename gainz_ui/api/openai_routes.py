@@ -24,6 +24,7 @@ from gainz_ui.api.bridge import Answer, aside, watch_disconnect
 from gainz_ui.api.errors import body as error_shape, error_body
 from gainz_ui.api.native import GAP_SECONDS, line
 from gainz_ui.api.openai_request import Ask
+from gainz_ui.services.keys import label
 from gainz_ui.services.studio import Studio
 
 MAX_INPUTS = 2048           # texts of one embedding request, as OpenAI has it
@@ -181,7 +182,7 @@ async def _embed(studio: Studio, body: schema.EmbeddingBody, http: HttpRequest):
     if not all(prompts):
         raise InvalidRequest("input holds an empty text.", field="input")
     await aside(lambda cancel: limits.check_texts(http.scope, studio, prompts, body.model))
-    found = await aside(lambda cancel: studio.embed(prompts, body.model, cancel, key=limits.label(http.scope)), http.receive)
+    found = await aside(lambda cancel: studio.embed(prompts, body.model, cancel, key=label(http.scope)), http.receive)
     packed = [_packed(vector, body.encoding_format == "base64") for vector in found.vectors]
     data = [{"object": "embedding", "index": i, "embedding": vector} for i, vector in enumerate(packed)]
     return JSONResponse({"object": "list", "data": data, "model": studio.model(body.model).info.name,

@@ -16,14 +16,15 @@ import binascii
 import json
 import math
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from backends.reach import VIA
 from gainz_ui.api.errors import body as error_shape
 from gainz_ui.api.hosts import is_address
-from gainz_ui.api.limits import PLACE
-from gainz_ui.services.keys import KeyRing
+from gainz_ui.api.limits import VIA as CAME
+from gainz_ui.services.keys import PLACE, KeyRing
 
 API = ("/v1/", "/generate", "/tokenize", "/detokenize", "/metrics", "/health", "/openapi.json")     # what a key with limits opens
 PUBLIC = frozenset({"/health"})             # answers without a key: it says whether, not what
@@ -39,6 +40,7 @@ HEADERS = ((b"content-security-policy", POLICY.encode()), (b"x-content-type-opti
            (b"cross-origin-resource-policy", b"same-origin"), (b"cross-origin-opener-policy", b"same-origin"))
 CORS = ((b"access-control-allow-methods", b"GET, POST, OPTIONS"), (b"access-control-max-age", b"600"),
         (b"access-control-allow-headers", b"authorization, content-type, x-api-key"))
+HOPS = 32                                   # installations that a request may name
 OUTSIDE = ("file=http:", "file=https:", "proxy=")   # Gradio's routes by which the server itself would fetch an address
 
 
@@ -53,11 +55,11 @@ class Refusal:
 
 class Guard:
     """ASGI middleware. ``keys``: who may come in; ``key``: the single one of the settings, for a ring of it alone; ``answered``:
-    hears the status of every answer."""
+    hears the status of every answer; ``here``: as in `Reach`."""
 
     def __init__(self, app, *, host: str, key: str = "", keys: KeyRing | None = None, hosts: Iterable[str] = (),
-                 origins: Iterable[str] = (), answered: Callable[[int], None] = lambda status: None) -> None:
-        self.app, self.answered = app, answered
+                 origins: Iterable[str] = (), answered: Callable[[int], None] = lambda status: None, here: str = "") -> None:
+        self.app, self.answered, self.here = app, answered, here
         self.hosts = {"localhost", socket.gethostname().lower(), host.lower(), *(name.lower() for name in hosts)}
         self.origins = {origin.rstrip("/").lower() for origin in origins}
         self.keys = keys or KeyRing(single=key)
@@ -98,7 +100,7 @@ class Guard:
     # ------------------------------------------------------------------------------------------ the rules
     def _check(self, scope, headers: dict[bytes, str]) -> Refusal | None:
         return (self._check_host(headers) or self._check_origin(headers) or self._check_key(scope, headers)
-                or _check_size(scope, headers) or _check_outside(scope))
+                or _check_size(scope, headers) or _check_outside(scope) or self._check_loop(scope, headers))
 
     def _check_host(self, headers: dict[bytes, str]) -> Refusal | None:
         host = _host_of("//" + headers.get(b"host", ""))[0]
@@ -117,6 +119,13 @@ class Guard:
             return None
         return Refusal(403, "origin_refused", "Requests from another web site are refused.",
                        "Add the site to the setting allowed_origins if it may call this API.")
+
+    def _check_loop(self, scope, headers: dict[bytes, str]) -> Refusal | None:
+        scope[CAME] = came_through(headers)
+        if self.here and self.here in scope[CAME]:
+            return Refusal(508, "loop", "This request has come through this very server already.",
+                           "One of its models names this server, or one that asks it, as the server that answers.")
+        return None
 
     def _shared(self, headers: dict[bytes, str]) -> tuple[tuple[bytes, bytes], ...]:
         """The CORS answer to an origin that was allowed by name; never a wildcard."""
@@ -180,6 +189,11 @@ def presented(headers: dict[bytes, str]) -> str:
         except (binascii.Error, UnicodeDecodeError):
             return ""
     return headers.get(b"x-api-key", "")
+
+
+def came_through(headers: Mapping[bytes, str]) -> tuple[str, ...]:
+    """The installations that a request names as those it came through."""
+    return tuple(name.strip()[:64] for name in headers.get(VIA.encode(), "").split(",")[:HOPS] if name.strip())
 
 
 def _limit(path: str) -> int:

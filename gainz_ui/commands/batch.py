@@ -37,7 +37,7 @@ def run(settings: Settings, given: argparse.Namespace) -> int:
 def _run(settings: Settings, given: argparse.Namespace, progress: ProgressFn, cancel: Cancel) -> int:
     from gainz_ui.services import batch, batch_tasks
     from gainz_ui.services.studio import Studio
-    found = batch_tasks.read(given.tasks)
+    found = batch_tasks.read(given.tasks, given.model)
     for problem in found.problems if given.skip_bad else ():
         say(f"Left out: {problem}")
     tasks = found.tasks if given.skip_bad else found.sound()

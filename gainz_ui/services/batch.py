@@ -30,7 +30,8 @@ PAUSE_SECONDS = 0.5                             # before another attempt, double
 
 @dataclass(frozen=True)
 class Plan:
-    """``time_limit``: seconds a task may take, where it does not say itself; ``attempts``: how often it is tried."""
+    """``time_limit``: seconds a task may take, where it does not say itself; ``attempts``: how often it is tried; ``key``: as in
+    `Request`."""
 
     tasks: tuple[Task, ...]
     source: Path
@@ -38,6 +39,7 @@ class Plan:
     model: str
     time_limit: float | None = None
     attempts: int = 3
+    key: str = ""
 
     def __post_init__(self) -> None:
         if isinstance(self.attempts, bool) or not isinstance(self.attempts, int) or not 1 <= self.attempts <= 100:
@@ -132,7 +134,7 @@ class Batch:
     def _row(self, task: Task) -> dict[str, Any] | None:
         """None: it was cancelled, and is left to the next run."""
         limit = task.request.time_limit or self.plan.time_limit
-        request = replace(task.request, time_limit=limit)
+        request = replace(task.request, time_limit=limit, key=self.plan.key)
         for attempt in range(1, self.plan.attempts + 1):
             began = time.monotonic()
             text, usage, finish, error = self._ask(request)
@@ -185,17 +187,17 @@ class Batch:
 
 
 def begin(studio: Any, data: bytes, model: str, name: str, *, attempts: int = 3, time_limit: float | None = None,
-          skip_bad: bool = False) -> Batch:
+          skip_bad: bool = False, key: str = "") -> Batch:
     """Start what ``data`` (JSON lines) asks for, in outputs/batch/: the tasks are kept beside the results, so that the same name with
     the same tasks goes on where it stopped, on the command line too. Everything that can be wrong is raised before any work."""
     studio.model(model)
-    found = parse(io.BytesIO(data))
+    found = parse(io.BytesIO(data), model)
     tasks = found.tasks if skip_bad else found.sound()
     source = studio.records.outputs / KIND / f"{safe_name(name)}.tasks.jsonl"
     if source.exists() and source.read_bytes() != data:
         raise NameTaken(f"There is a batch {name!r} with other tasks.", field="name", remedy="Choose another name for this one.")
     source = studio.records.write_output(KIND, source.name, data)
-    return Batch(studio, Plan(tasks, source, source.with_name(f"{name}.results.jsonl"), model, time_limit, attempts)).start()
+    return Batch(studio, Plan(tasks, source, source.with_name(f"{name}.results.jsonl"), model, time_limit, attempts, key)).start()
 
 
 def describe(batch: Batch) -> dict[str, Any]:

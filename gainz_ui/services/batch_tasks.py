@@ -62,20 +62,22 @@ class Tasks:
         return self.tasks
 
 
-def read(path: Path) -> Tasks:
+def read(path: Path, model: str = "") -> Tasks:
+    """``model``: that of the batch."""
     try:
         with open(path, "rb") as file:
-            return parse(file)
+            return parse(file, model)
     except OSError as error:
         raise BrokenFile(f"{path} cannot be read.", reason=error.strerror) from error
 
 
-def parse(lines: Iterable[bytes]) -> Tasks:
-    """``lines``: with their ends, split at LF, as a file opened in binary gives them."""
+def parse(lines: Iterable[bytes], model: str = "") -> Tasks:
+    """``lines``: with their ends, split at LF, as a file opened in binary gives them. A line that names another model than the batch's
+    ``model`` is a problem; "": any may be named."""
     tasks, problems, seen = [], [], {}
     for number, raw in _numbered(lines):
         try:
-            task = _task(number, raw)
+            task = _task(number, raw, model)
             if task.id in seen:
                 raise InvalidRequest(f"task_id {task.id!r} stands on line {seen[task.id]} already.")
         except GainzError as error:
@@ -95,7 +97,7 @@ def _numbered(lines: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
             yield number, raw
 
 
-def _task(number: int, raw: bytes) -> Task:
+def _task(number: int, raw: bytes, model: str) -> Task:
     if len(raw) > LONGEST:
         raise InvalidRequest(f"it is longer than {LONGEST} bytes.")
     data = _object(raw)
@@ -103,7 +105,16 @@ def _task(number: int, raw: bytes) -> Task:
     if isinstance(name, bool) or not isinstance(name, (str, int)) or name == "":
         raise InvalidRequest("it has no task_id (a text or a number).")
     request = _openai(data) if "custom_id" in data else _own(data)
+    _named(data.get("body", data).get("model"), model)
     return Task(str(name), number, request, raw)
+
+
+def _named(asked: Any, model: str) -> None:
+    if asked is not None and not isinstance(asked, str):
+        raise InvalidRequest("model is a text.")
+    if asked is not None and model and asked != model:
+        raise InvalidRequest(f"it asks for the model {asked[:80]!r}, and this batch runs {model!r}: leave model out, or give these lines a batch "
+                             "of their own.")
 
 
 def _object(raw: bytes) -> dict[str, Any]:

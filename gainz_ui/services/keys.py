@@ -14,7 +14,7 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -28,6 +28,7 @@ from gainz_ui.services.private import write_private
 log = logging.getLogger(__name__)
 PREFIX, MINUTE = "gz-", 60.0
 LOOK_SECONDS = 0.5              # how old what is known of the file may be
+PLACE = "gainz.key"             # where a request's scope holds whose key it came with
 
 
 @dataclass(frozen=True)
@@ -215,6 +216,12 @@ class KeyRing:
             return Holder(key.id, key.name, key.limits)
         known.limits = key.limits
         return known
+
+
+def label(scope: Mapping[str, Any]) -> str:
+    """How the key of a request is called, "" = none was asked for. Never the key itself."""
+    found = scope.get(PLACE)
+    return found.name if found else ""
 
 
 def _signature(path: Path) -> Any:

@@ -128,6 +128,11 @@ class Meter:
                 if value is not None:
                     self._times.setdefault((name, model), Histogram(bounds)).add(value)
 
+    def failed(self, code: str) -> None:
+        """A fault of ours outside every request that has a record."""
+        with self._lock:
+            self._errors["", code] += 1
+
     def answered(self, status: int) -> None:
         """An HTTP answer has begun, refusals at the door among them."""
         with self._lock:

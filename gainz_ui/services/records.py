@@ -65,9 +65,12 @@ class Records:
             error = raised.code
             raise
         finally:
-            self._tell({"time": _now(), "id": uuid.uuid4().hex[:16], "kind": "embed", "key": key or None, "model": info.name,
-                        "revision": info.revision, "backend": info.backend, "texts": texts, "finish": ["error" if error else "stop"], "prompt_tokens": sum(tokens) if tokens else None,
-                        "total_s": _round(time.monotonic() - began), "error": error})
+            self._tell({**_embed_head(info, key, texts), "finish": ["error" if error else "stop"],
+                        "prompt_tokens": sum(tokens) if tokens else None, "total_s": _round(time.monotonic() - began), "error": error})
+
+    def refused_embedding(self, model: str | None, key: str, texts: int, error: GainzError) -> None:
+        """One that never began, since the model is not there or not loaded."""
+        self._tell({**_embed_head(model, key, texts), "finish": ["error"], "error": error.code})
 
     def _tell(self, facts: dict[str, Any], content: dict[str, Any] | None = None) -> None:
         self._heard(facts)
@@ -151,7 +154,15 @@ class Followed(Iterator[Event]):
         self._tokens, self._began = 0, time.monotonic()
 
     def __next__(self) -> Event:
-        event = next(self._events)
+        event, code = None, "internal_error"
+        try:
+            event = next(self._events)
+        except GainzError as error:
+            code = error.code
+            raise
+        finally:
+            if event is None and not self._done:            # it broke off without a last event
+                self._write(None, code)
         self._tokens += len(event.ids)
         if event.finish is not None:
             self._finish[event.index] = event.finish
@@ -169,11 +180,11 @@ class Followed(Iterator[Event]):
         if not self._done:
             self._write(None)
 
-    def _write(self, last: Event | None) -> None:
+    def _write(self, last: Event | None, error: str | None = None) -> None:
         self._done = True
-        facts = {**_head(self._request, self._info), "finish": list(self._finish.values()) or ["cancelled"]}
+        facts = {**_head(self._request, self._info), "finish": list(self._finish.values()) or ["error" if error else "cancelled"]}
         if last is None:                # left before its end: what was seen until then
-            facts |= {"completion_tokens": self._tokens, "total_s": _round(time.monotonic() - self._began)}
+            facts |= {"completion_tokens": self._tokens, "total_s": _round(time.monotonic() - self._began), "error": error}
         else:
             usage, timing = last.usage, last.timing
             facts |= {"prompt_tokens": usage and usage.prompt_tokens, "completion_tokens": usage and usage.completion_tokens,
@@ -194,9 +205,17 @@ class Followed(Iterator[Event]):
 
 
 def _head(request: Request, model: ModelInfo | str | None) -> dict[str, Any]:
+    return {"time": _now(), "id": request.id, "key": request.key or None, **_of(model), "draft": request.draft and request.draft.name}
+
+
+def _embed_head(model: ModelInfo | str | None, key: str, texts: int) -> dict[str, Any]:
+    return {"time": _now(), "id": uuid.uuid4().hex[:16], "kind": "embed", "key": key or None, **_of(model), "texts": texts}
+
+
+def _of(model: ModelInfo | str | None) -> dict[str, Any]:
+    """Which model: one that is loaded, or the name that somebody asked for."""
     info = model if isinstance(model, ModelInfo) else None
-    return {"time": _now(), "id": request.id, "key": request.key or None, "model": info.name if info else model and _short(model),
-            "revision": info and info.revision, "backend": info and info.backend, "draft": request.draft and request.draft.name}
+    return {"model": info.name if info else model and _short(model), "revision": info and info.revision, "backend": info and info.backend}
 
 
 def _now() -> str:

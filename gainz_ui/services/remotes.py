@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from backends.base import Cancel, InvalidRequest, NameTaken
+from backends.base import Cancel, InvalidRequest, NameTaken, RemoteUnreachable
 from backends.reach import Address
 from backends.remote_list import Listed, look
 from gainz_ui.services.imports import plain_name
@@ -20,7 +20,11 @@ def listed(studio: Any, address: str, key: str = "", cancel: Cancel | None = Non
     where, reach = Address.parse(address), studio.reach
     if key:
         reach = replace(reach, key=lambda origin: key if origin == where.origin else None)
-    return look(where, reach, cancel or Cancel())
+    try:
+        return look(where, reach, cancel or Cancel())
+    except RemoteUnreachable as error:
+        error.remedy = "Start that server, or correct the address."     # it is no model yet, and has no manifest
+        raise
 
 
 def add(studio: Any, store: Store, address: str, model: str = "", name: str = "", key: str = "", cancel: Cancel | None = None) -> str:

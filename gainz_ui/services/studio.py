@@ -25,6 +25,7 @@ from gainz_ui.services import catalog as shelf
 from gainz_ui.services.catalog import BackendEntry, CatalogEntry
 from gainz_ui.services.drafts import Pairs
 from gainz_ui.services.floor import Floor
+from gainz_ui.services.identity import installation
 from gainz_ui.services.idle import Idle
 from gainz_ui.services.meter import Meter
 from gainz_ui.services.records import Records
@@ -71,7 +72,8 @@ class Studio:
         self._stopping = False
         self._born = time.monotonic()
         self.remote_keys = RemoteKeys(settings.remote_key_file)
-        self.reach = Reach(settings.remote_private and is_loopback(settings.host), settings.remote_hosts, self.remote_keys.find)
+        self.reach = Reach(settings.remote_private and is_loopback(settings.host), settings.remote_hosts, self.remote_keys.find,
+                           installation(settings.models))
 
     # ------------------------------------------------------------------------------------------ what there is
     def catalog(self) -> list[CatalogEntry]:
@@ -241,7 +243,11 @@ class Studio:
         """Mean-pooled last hidden states; waits. NotSupported where the model's cannot be read. ``key``: see `Request`."""
         self._raise_if_stopping()
         cancel = cancel or Cancel()
-        chosen = self._asked(model, cancel)
+        try:
+            chosen = self._asked(model, cancel)
+        except GainzError as error:
+            self.records.refused_embedding(model, key, len(prompts), error)
+            raise
         with self.records.embedding(chosen.info, key, len(prompts)) as tokens:
             if "embeddings" not in chosen.info.capabilities:
                 raise NotSupported(f"{chosen.info.name} cannot embed: its hidden states cannot be read.", field="model")
@@ -281,11 +287,19 @@ class Studio:
             now = time.monotonic()
             loading = tuple(Loading(name, seen, now - since) for name, (seen, since) in self._loading.items())
             holds = tuple(self._holds)
+        running, waiting = self._elsewhere()
         status, reason = self._status(engine, models, loading, holds)
         memory = Memory(*sizing.machine_memory(), engine=engine.rss, front=sizing.resident())
         return Snapshot(status, reason, status in {"ready", "idle"}, tuple(models.values()), loading, engine.state,
-                        engine.running, engine.waiting, self.settings.queue, memory, engine.step_age,
+                        engine.running + running, engine.waiting + waiting, self.settings.queue, memory, engine.step_age,
                         now - self._born, engine.counters, self.host.resting(), self.host.missing())
+
+    def _elsewhere(self) -> tuple[int, int]:
+        """Requests that other servers answer, and those that wait for a free connection to one."""
+        with self._lock:
+            models = list(self._remote.values())
+        counts = [(getattr(model, "running", 0), getattr(model, "waiting", 0)) for model in models]
+        return sum(running for running, _ in counts), sum(waiting for _, waiting in counts)
 
     def _beaten(self, counters: Mapping[str, Any]) -> None:
         """A heartbeat of the engine, in the thread that reads them."""
@@ -295,8 +309,8 @@ class Studio:
     def mark(self) -> None:
         """Remember how things stand, unless that was done a moment ago."""
         if self.meter.due():
-            engine = self.host.beat()
-            self.meter.mark(engine.running, engine.waiting, pages(engine.counters), engine.rss, sizing.resident())
+            engine, (running, waiting) = self.host.beat(), self._elsewhere()
+            self.meter.mark(engine.running + running, engine.waiting + waiting, pages(engine.counters), engine.rss, sizing.resident())
 
     def _status(self, engine, models, loading, holds) -> tuple[str, str]:
         if self._stopping:

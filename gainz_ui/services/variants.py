@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from backends.base import Cancel, NotSupported, Progress, ProgressFn
+from backends.base import Cancel, InvalidRequest, NotSupported, Progress, ProgressFn
 from backends.recipe import QuantizeOptions, check_group
 from gainz_ui.services import starter
 from gainz_ui.services.catalog import places
@@ -55,8 +55,10 @@ class Variants:
         return [entry.name for entry in self.studio.catalog() if can_start_from(entry)]
 
     def plan(self, model: str, options: QuantizeOptions, name: str | None = None, text: Path | None = None) -> Plan:
-        """Everything that can be refused before anything is read: NotSupported, InvalidRequest (a group that does not
-        fit)."""
+        """Everything that can be refused before anything is read: NotSupported, InvalidRequest (a group that does not fit, a text that
+        is not there)."""
+        if text is not None and not text.is_file():
+            raise InvalidRequest(f"There is no file {text}.", field="text", remedy="Give the path of a text on the machine of the server.")
         entry = self.studio.entry(model)
         if not can_start_from(entry):
             raise NotSupported(f"No variant can be made from {model}.", format=entry.format,

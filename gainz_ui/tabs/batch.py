@@ -14,7 +14,7 @@ import gradio as gr
 from backends.base import Cancel, GainzError, InvalidRequest, Progress
 from gainz_ui import html
 from gainz_ui.i18n import T, explain, language, tr
-from gainz_ui.page import Page, Tab
+from gainz_ui.page import Page, Tab, asker
 from gainz_ui.services import batch as batches
 from gainz_ui.services.batch_files import failures_of
 from gainz_ui.widgets import Html, shown
@@ -84,21 +84,21 @@ class Running:
                     skip: bool) -> AsyncIterator[dict]:
         words = language(request)
         try:
-            task = await asyncio.to_thread(self._begin, file, model, name, attempts, limit, skip)
+            task = await asyncio.to_thread(self._begin, file, model, name, attempts, limit, skip, asker(request))
         except GainzError as error:
             yield {self.parts["work"]: shown(html.refusal(words, error))}
             return
         async for update in self._watch(words, task):
             yield update
 
-    def _begin(self, file: str | None, model: str | None, name: str, attempts: float, limit: float, skip: bool) -> Any:
+    def _begin(self, file: str | None, model: str | None, name: str, attempts: float, limit: float, skip: bool, key: str) -> Any:
         if not file:
             raise InvalidRequest("No file is chosen.", field="tasks", remedy="Choose a file of tasks, one JSON object a line.")
         if not model:
             raise InvalidRequest("No model is loaded.", field="model", remedy="Load one on the Models tab.")
         called = (name or "").strip() or Path(file).stem
         made = batches.begin(self.page.studio, Path(file).read_bytes(), model, called, attempts=int(attempts or 0), time_limit=limit or None,
-                             skip_bad=skip)
+                             skip_bad=skip, key=key)
         self.batches[called] = made
         return self.page.tasks.start(batches.KIND, called, lambda report, cancel: _follow(made, report, cancel))
 

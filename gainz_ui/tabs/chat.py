@@ -11,9 +11,9 @@ from gainz_ui import html
 from gainz_ui.forms import Form
 from gainz_ui.i18n import T, language, tr
 from gainz_ui.page import Page, Tab
-from gainz_ui.services.chat import PRESETS, Chat, to_export, to_markdown
+from gainz_ui.services.chat import PRESETS, to_export, to_markdown
 from gainz_ui.tabs import chat_view as show
-from gainz_ui.tabs.chat_flow import Flow, titles
+from gainz_ui.tabs.chat_flow import Flow, so_far, titles
 from gainz_ui.tabs.chat_presets import Presets
 from gainz_ui.tabs.draft_pick import draft_widgets, wire_drafts
 from gainz_ui.widgets import Html, shown
@@ -163,18 +163,17 @@ def _wire_rest(page: Page, parts: dict[str, Any], flow: Flow) -> None:
         lambda: ([], gr.Dropdown(choices=[], value=None)), None, [parts["earlier"], parts["history"]], **PRIVATE
     )
     page.on_load(lambda earlier: gr.Dropdown(choices=titles(earlier)), parts["earlier"], parts["history"])
-    parts["markdown"].click(_markdown, parts["chat"], parts["file"], **PRIVATE)
-    parts["json"].click(_json, parts["chat"], parts["file"], **PRIVATE)
 
+    def markdown(request: gr.Request, data: Any) -> str:
+        words = language(request)
+        names = {role: tr(words, f"role_{role}") for role in ("user", "assistant", "system")}
+        return html.file("gainz-chat.md", to_markdown(so_far(page, data), names), "text/markdown")
 
-def _markdown(request: gr.Request, data: Any) -> str:
-    words = language(request)
-    names = {role: tr(words, f"role_{role}") for role in ("user", "assistant", "system")}
-    return html.file("gainz-chat.md", to_markdown(Chat.of(data), names), "text/markdown")
+    def as_json(data: Any) -> str:
+        return html.file("gainz-chat.json", to_export(so_far(page, data)), "application/json")
 
-
-def _json(data: Any) -> str:
-    return html.file("gainz-chat.json", to_export(Chat.of(data)), "application/json")
+    parts["markdown"].click(markdown, parts["chat"], parts["file"], **PRIVATE)
+    parts["json"].click(as_json, parts["chat"], parts["file"], **PRIVATE)
 
 
 def _wire_models(page: Page, parts: dict[str, Any]) -> None:
@@ -182,7 +181,8 @@ def _wire_models(page: Page, parts: dict[str, Any]) -> None:
     def look(request: gr.Request, chosen: str | None):
         words, snapshot = language(request), page.studio.snapshot()
         names = [info.name for info in snapshot.models]
-        choice = gr.Dropdown(choices=names, **({} if chosen in names else {"value": names[-1] if names else None}))
+        able = [info.name for info in snapshot.models if info.chat_template] or names
+        choice = gr.Dropdown(choices=names, **({} if chosen in names else {"value": able[-1] if able else None}))
         if names:
             return (
                 choice,

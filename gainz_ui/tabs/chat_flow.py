@@ -14,7 +14,7 @@ import gradio as gr
 from backends.base import GainzError, InvalidRequest, ModelInfo, Request, Sampling
 from gainz_ui import html, shield
 from gainz_ui.i18n import language, tr
-from gainz_ui.page import Page
+from gainz_ui.page import Page, asker
 from gainz_ui.services.answers import Answer
 from gainz_ui.services.chat import Chat, answer_room, archive, fit
 from gainz_ui.tabs import chat_view as show, draft_view as drafting
@@ -97,7 +97,7 @@ class Flow:
         except GainzError as error:
             yield self._refused(words, chat, error)
             return
-        wire = Request(asked.chat.sent(), asked.sampling, drafting.spec(draft, draft_length), continue_last=go_on)
+        wire = Request(asked.chat.sent(), asked.sampling, drafting.spec(draft, draft_length), continue_last=go_on, key=asker(request))
         kept = asked.chat.cut(len(asked.chat.turns) - 1) if go_on else asked.chat
         asked = replace(asked, chat=kept)
         answer = self.page.answers.begin(chat.id, lambda cancel: self.page.studio.submit(wire, model, cancel), asked)
@@ -242,6 +242,14 @@ class Flow:
     def _idle(self, go_on: bool = False, retry: bool = False) -> Update:
         return {self.parts["send"]: gr.Button(visible=True), self.parts["stop"]: gr.Button(visible=False),
                 self.parts["continue"]: gr.Button(visible=go_on), self.parts["retry"]: gr.Button(visible=retry)}
+
+
+def so_far(page: Page, data: Any) -> Chat:
+    """The chat with what has been written of an answer that still comes."""
+    chat = Chat.of(data)
+    answer = page.answers.get(chat.id)
+    text = answer.about.prefix + answer.view().text if answer is not None and answer.about.chat.turns == chat.turns else ""
+    return chat.say("assistant", text) if text else chat
 
 
 def titles(earlier: Any) -> list[tuple[str, str]]:

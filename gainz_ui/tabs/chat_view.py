@@ -8,7 +8,7 @@ from typing import Any
 
 from backends.base import ModelInfo, Sampling
 from gainz_ui import html, shield
-from gainz_ui.i18n import tr
+from gainz_ui.i18n import said, tr
 from gainz_ui.services.answers import View
 from gainz_ui.services.chat import Chat
 from gainz_ui.tabs import draft_view
@@ -123,7 +123,7 @@ def _served(language: str, stats: Mapping[str, Any]) -> str:
     if not stats.get("model"):
         return ""
     path = tr(language, "path_" + stats["path"].replace("-", "_"))
-    parts = [stats["format"], stats["backend"], path, stats["kernels"], stats["device"], stats["dtype"],
+    parts = [stats["format"], stats["backend"], path, said(language, stats["kernels"]), stats["device"], stats["dtype"],
              f"KV {stats['kv_type']}" if stats.get("kv_type") else ""]
     finish = stats.get("finish")
     end = tr(language, f"finish_{finish}") if finish else ""

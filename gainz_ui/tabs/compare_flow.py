@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import Any
 
 import gradio as gr
@@ -16,7 +17,7 @@ import gradio as gr
 from backends.base import DraftSpec, GainzError, InvalidRequest, Message, Request, Sampling
 from gainz_ui import html
 from gainz_ui.i18n import language
-from gainz_ui.page import Page
+from gainz_ui.page import Page, asker
 from gainz_ui.services.compare import Comparison, plan, room, to_dict
 from gainz_ui.tabs import compare_view as show, draft_view
 from gainz_ui.tabs.snippets import address_of, call_snippets, snippets
@@ -55,7 +56,7 @@ class Flow:
                   draft: str | None, draft_length: int | None, *settings: Any) -> AsyncIterator[Update]:
         words, p = language(request), self.parts
         try:
-            asked = make_request(prompt, system, plain, self.read(settings), draft_view.spec(draft, draft_length))
+            asked = replace(make_request(prompt, system, plain, self.read(settings), draft_view.spec(draft, draft_length)), key=asker(request))
             chosen = await asyncio.to_thread(plan, self.page.studio, names or [], in_turn, room(asked))
             comparison = await asyncio.to_thread(Comparison, self.page.studio, chosen, asked)
         except GainzError as error:

@@ -9,7 +9,7 @@ from typing import Any
 from backends.speculative import Pairing
 
 from gainz_ui import html
-from gainz_ui.i18n import tr
+from gainz_ui.i18n import said, tr
 from gainz_ui.services.compare import Plan
 from gainz_ui.services.parting import Parting, Shot, marked, parting
 from gainz_ui.tabs import draft_view
@@ -67,7 +67,7 @@ def _mark(shots: Sequence[Shot], index: int) -> tuple[Parting | None, str]:
 def _tags(words: str, shot: Shot, index: int) -> str:
     info = shot.info
     parts = [tr(words, "the_reference")] if index == 0 else []
-    parts += [part for part in (info.format, info.kernels, info.dtype) if part] if info else []
+    parts += [part for part in (info.format, said(words, info.kernels), info.dtype) if part] if info else []
     return '<p class="gz-served">' + "".join(html.tag(part) for part in parts) + "</p>"
 
 

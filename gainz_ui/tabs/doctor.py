@@ -10,7 +10,7 @@ from typing import Any
 import gradio as gr
 
 from gainz_ui import html
-from gainz_ui.i18n import T, has, language, tr
+from gainz_ui.i18n import T, has, language, said, tr
 from gainz_ui.page import Page, Tab
 from gainz_ui.widgets import Html, shown
 
@@ -55,11 +55,11 @@ def render(words: str, report: Any) -> str:
     """All findings by section; what is wrong first in words."""
     bad = [check for check in report.checks if check.status in {"fail", "warn"}]
     head = html.notice("good", tr(words, "doctor_fine")) if not bad else html.notice(
-        "bad" if not report.ok else "warn", tr(words, "doctor_found", count=len(bad)), [f"{c.name}: {c.value}" for c in bad])
+        "bad" if not report.ok else "warn", tr(words, "doctor_found", count=len(bad)), [f"{said(words, c.name)}: {said(words, c.value)}" for c in bad])
     order = {check.section: i for i, check in reversed(list(enumerate(report.checks)))}
     checks = sorted(report.checks, key=lambda check: order[check.section])
     parts = [
-        f'<h3 class="gz-h gz-gap">{html.escape(_section(words, section))}</h3><ul class="gz-checks">{"".join(map(_row, rows))}</ul>'
+        f'<h3 class="gz-h gz-gap">{html.escape(_section(words, section))}</h3><ul class="gz-checks">{"".join(_row(words, row) for row in rows)}</ul>'
         for section, rows in groupby(checks, key=lambda check: check.section)
     ]
     return head + "".join(parts)
@@ -70,11 +70,11 @@ def _section(words: str, section: str) -> str:
     return tr(words, key) if has(key) else section
 
 
-def _row(check: Any) -> str:
-    remedy = f"<em>{html.escape(check.remedy)}</em>" if check.remedy else ""
+def _row(words: str, check: Any) -> str:
+    remedy = f"<em>{html.escape(said(words, check.remedy))}</em>" if check.remedy else ""
     return (
-        f'<li><i class="gz-dot gz-{KINDS[check.status]}" role="img" aria-label="{check.status}"></i><b>{html.escape(check.name)}</b>'
-        f"<span>{html.escape(check.value)}{remedy}</span></li>"
+        f'<li><i class="gz-dot gz-{KINDS[check.status]}" role="img" aria-label="{check.status}"></i><b>{html.escape(said(words, check.name))}</b>'
+        f"<span>{html.escape(said(words, check.value))}{remedy}</span></li>"
     )
 
 

@@ -16,6 +16,7 @@ from gainz_ui.page import Page, Tab
 from gainz_ui.tabs import models_view as show
 from gainz_ui.tabs.models_add import add_forms
 from gainz_ui.tabs.models_draft import DraftCard, DraftForm
+from gainz_ui.tabs.models_remove import RemoveForm
 from gainz_ui.tabs.models_revisions import RevisionCard
 from gainz_ui.tabs.models_server import ServerForm
 from gainz_ui.tabs.models_variant import variant_form
@@ -75,6 +76,7 @@ def _details(page: Page, parts: dict[str, Any]) -> dict[str, tuple[Any, Form]]:
     parts["working"] = WorkingForm(page)
     parts["revisions"] = RevisionCard(page, parts["catalog"])
     parts["draft"] = DraftCard(page)
+    parts["remove"] = RemoveForm(page, parts["catalog"])
     return forms
 
 
@@ -104,7 +106,8 @@ class Models:
             working.show, p["catalog"], [working.keep, working.retry, working.said], **quiet)
         working.wire(p["catalog"], page.version, self.load_with, running)
         p["cancel"].click(self.cancel, None, None, **quiet)
-        p["unload"].click(self.unload, p["catalog"], [p["notice"], p["api"], page.version], **PRIVATE)
+        p["unload"].click(self.unload, p["catalog"], [p["notice"], p["api"], p["unload"], p["loaded"], p["load"], working.keep, page.version],
+                          **PRIVATE)
         for button, start, inputs in p["add"]:
             said = p["said"].get(start, p["notice"])
             brought = gr.on([button.click], _bound(self.bring, start, said), inputs, [*dict.fromkeys([*running, said])],
@@ -113,6 +116,7 @@ class Models:
                 brought.then(*p["after"][start], **quiet)
         p["server"].wire()
         p["revisions"].wire()
+        p["remove"].wire(p["notice"])
         card = p["draft"]
         gr.on([p["catalog"].change, page.version.change], card.show, p["catalog"], [card.facts, card.plot], **quiet)
         page.on_load(self.watch_all, None, running, concurrency_limit=None)
@@ -259,15 +263,16 @@ class Models:
             if task.kind != "start":
                 task.cancel.set()
 
-    def unload(self, request: gr.Request, name: str):
-        words = language(request)
+    def unload(self, request: gr.Request, name: str) -> dict[Any, Any]:
+        """What belongs to a loaded model goes with the answer: the signal that models changed takes a while to come round."""
+        words, p, gone = language(request), self.parts, gr.Button(visible=False)
         code = snippets(*call_snippets("unload", {"name": name}, address_of(request)))
         try:
             self.studio.unload(name)
-            notice = html.notice("good", tr(words, "unloaded", name=name))
         except GainzError as error:
-            notice = html.refusal(words, error)
-        return shown(notice), code, self.studio.changed.version
+            return {p["notice"]: shown(html.refusal(words, error)), p["api"]: code}
+        return {p["notice"]: shown(html.notice("good", tr(words, "unloaded", name=name))), p["api"]: code, p["unload"]: gone,
+                p["loaded"]: shown(""), p["load"]: gr.Button(T("load")), p["working"].keep: gone, self.page.version: self.studio.changed.version}
 
 
 def _chosen(entries: list[Any], chosen: str | None) -> str | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from backends.base import MemoryEstimate, ModelInfo
 from gainz_ui import html
-from gainz_ui.i18n import tr
+from gainz_ui.i18n import said, tr
 from gainz_ui.tabs.chat_view import stage
 
 
@@ -48,7 +48,7 @@ def loaded(language: str, info: ModelInfo) -> str:
     expected = info.estimate.total if info.estimate else None
     rows = [
         (say("fact_path"), tr(language, "path_" + info.path.replace("-", "_"))),
-        (say("fact_kernels"), info.kernels),
+        (say("fact_kernels"), said(language, info.kernels)),
         (say("fact_device"), info.device),
         (say("fact_dtype"), info.dtype),
         (say("fact_context"), html.number(info.context) if info.context else ""),
@@ -66,6 +66,8 @@ def loaded(language: str, info: ModelInfo) -> str:
         (say("fact_lossless"), say("yes") if info.lossless else say("no")),
     ] if info.path != "remote" else _elsewhere(say, info)
     notes = html.notice("warn", say("load_notes"), info.notes, live=False) if info.notes else ""
+    if expected and info.peak_bytes and info.device == "cpu":
+        notes = f'<p class="gz-soft">{html.escape(say("fact_peak_why"))}</p>' + notes
     return (
         f'<h3 class="gz-h gz-below">{html.escape(say("at_the_server" if info.path == "remote" else "in_memory"))}</h3>{html.facts(rows)}<div class="gz-gap">{notes}</div>'
     )

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from statistics import fmean
 
 from gainz_ui import html
 from gainz_ui.i18n import has, tr
 from gainz_ui.services.meter import Ended, Moment
 from gainz_ui.services.monitor import Figures, ModelUse, Spread, rates
-from gainz_ui.sparks import Line, chart, nice
+from gainz_ui.sparks import Line, chart, nice, thinned
 
 SPAN = 300.0                            # seconds that the charts show
+STEP = 5.0                              # and that one point of a line stands for
+PARTS = ("tiles", "charts", "times", "models", "recent", "errors")
 
 
-def live(words: str, now: Figures) -> str:
-    """Everything that moves: figures of this moment, charts, models, devices."""
-    return '<div class="gz-stacked">' + tiles(words, now) + charts(words, now.moments) + times(words, now) + models(words, now) + "</div>"
+def parts(words: str, now: Figures) -> tuple[str, ...]:
+    """Everything that is shown, as `PARTS` names it. Equal figures make equal texts, whatever the clock says."""
+    return (tiles(words, now), charts(words, now.moments), times(words, now), models(words, now), recent(words, now.recent), errors(words, now))
+
+
+def places(*names: str) -> str:
+    """Where page.js puts these of `PARTS`."""
+    return '<div class="gz-stacked">' + "".join(f'<div id="gz-monitor-{name}" data-part="{name}"></div>' for name in names) + "</div>"
 
 
 def tiles(words: str, now: Figures) -> str:
@@ -37,24 +45,24 @@ def _percent(share: float | None) -> str:
 def charts(words: str, moments: Sequence[Moment]) -> str:
     if len(moments) < 2:
         return f'<p class="gz-soft">{html.escape(tr(words, "mon_nothing_yet"))}</p>'
-    end = moments[-1].at
-    shown = [one for one in moments if one.at >= end - SPAN]
-    axis, span = (tr(words, "mon_ago", minutes=round(SPAN / 60)), tr(words, "mon_now")), (end - SPAN, end)
+    axis = tr(words, "mon_ago", minutes=round(SPAN / 60)), tr(words, "mon_now")
     say = lambda key: tr(words, key)  # noqa: E731
-    at = lambda name: [(one.at, float(getattr(one, name))) for one in shown]  # noqa: E731
-    speed = rates(tuple(shown), "tokens")
-    pages = [(one.at, one.pages_used / one.pages_total if one.pages_total else 0.0) for one in shown]
-    last = shown[-1]
+    steps = round(SPAN / STEP)
+    shown = [one for one in moments if one.at >= moments[-1].at - SPAN]
+    line = lambda points, pick=max: thinned(points, shown[-1].at, STEP, steps, pick)  # noqa: E731
+    at = lambda name: line([(one.at, float(getattr(one, name))) for one in shown])  # noqa: E731
+    speed, last = line(rates(tuple(shown), "tokens"), fmean), shown[-1]
+    pages = line([(one.at, one.pages_used / one.pages_total if one.pages_total else 0.0) for one in shown])
     fast, many = nice(max((value for _, value in speed), default=0.0)), nice(max(max(one.running, one.waiting) for one in shown))
     large = nice(max(one.engine + one.front for one in shown) / 1e9) * 1e9
-    parts = [
-        chart(say("mon_chart_speed"), f"{speed[-1][1] if speed else 0:,.0f} tok/s", f"{fast:,.0f}", [Line("", speed)], span, fast, axis),
+    made = [
+        chart(say("mon_chart_speed"), f"{speed[-1][1] if speed else 0:,.0f} tok/s", f"{fast:,.0f}", [Line("", speed)], steps, fast, axis),
         chart(say("mon_chart_requests"), tr(words, "mon_run_wait", running=last.running, waiting=last.waiting), f"{many:,.0f}",
-              [Line(say("mon_running"), at("running")), Line(say("mon_waiting"), at("waiting"), "b")], span, many, axis),
-        chart(say("mon_chart_pages"), f"{last.pages_used:,} / {last.pages_total:,}", "100 %", [Line("", pages, "c")], span, 1.0, axis),
+              [Line(say("mon_running"), at("running")), Line(say("mon_waiting"), at("waiting"), "b")], steps, many, axis),
+        chart(say("mon_chart_pages"), f"{last.pages_used:,} / {last.pages_total:,}", "100 %", [Line("", pages, "c")], steps, 1.0, axis),
         chart(say("mon_chart_memory"), html.size(last.engine + last.front), html.size(large),
-              [Line(say("mon_engine"), at("engine")), Line(say("mon_front"), at("front"), "b")], span, large, axis)]
-    return f'<div class="gz-charts">{"".join(parts)}</div>'
+              [Line(say("mon_engine"), at("engine")), Line(say("mon_front"), at("front"), "b")], steps, large, axis)]
+    return f'<div class="gz-charts">{"".join(made)}</div>'
 
 
 # ---------------------------------------------------------------------------------------------- tables

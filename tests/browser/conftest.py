@@ -67,14 +67,14 @@ class Stage:
         import fastapi
         import gradio as gr
         import uvicorn
-        from gainz_ui import shell
+        from gainz_ui import live, shell
         from gainz_ui.api.security import Guard
         from gainz_ui.settings import Settings
         self.blocks = shell.build(self.studio, Settings(), FakeStore(), self.tasks, doctor=report, startup=self.startup,
                                   jobs=self.jobs)
-        app = gr.mount_gradio_app(
-            fastapi.FastAPI(docs_url=None, redoc_url=None, openapi_url=None), self.blocks, path="/", **shell.mount_options()
-        )
+        app = fastapi.FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+        app.include_router(live.router(self.blocks.gainz_page))
+        app = gr.mount_gradio_app(app, self.blocks, path="/", **shell.mount_options())
         app.add_middleware(Guard, host="127.0.0.1")
         return uvicorn.Server(uvicorn.Config(app, port=self.port, log_level="error", timeout_graceful_shutdown=1))
 
@@ -258,10 +258,10 @@ def visit(chromium):
         page.locator("#gz-header .gz-chip").first.wait_for()
         return page
 
-    def leaving() -> None:
+    def leaving(*more: str) -> None:
         """Gradio's own client reports the streams that a page breaks off by leaving, or stumbles over what still comes of them;
-        these reports are no fault. What a page shows afterwards is for the test to see."""
-        forgiven.extend(("AbortError", "errored out", "Unexpected client exception"))
+        these reports are no fault, nor those with the words of ``more``. What a page shows afterwards is for the test to see."""
+        forgiven.extend(("AbortError", "errored out", "Unexpected client exception", *more))
 
     go.leaving = leaving
     yield go

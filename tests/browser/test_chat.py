@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 from playwright.sync_api import expect
 
@@ -139,6 +140,49 @@ def test_a_page_that_is_reloaded_in_mid_answer_finds_it_again(stage, visit):
     expect(page.locator(ANSWER).last).to_contain_text("Moon")
     assert len(stage.studio.requests) == 1
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_gr_08_a_page_that_was_away_for_a_minute_has_its_answer(stage, visit):
+    """A phone shows another program: its clock goes on, its connections are cut, the page is not loaded anew."""
+    stage.studio.speed, stage.studio.tokens = 10.0, 400
+    page = visit(stage.url, width=360, height=800)
+    hide = """hidden => { Object.defineProperty(document, 'hidden', {get: () => hidden, configurable: true});
+                          document.dispatchEvent(new Event('visibilitychange')); }"""
+    ask(page, "A long one")
+    expect(page.locator(ANSWER).last).to_contain_text("kilometres")
+    visit.leaving("net::ERR_INTERNET_DISCONNECTED", "Failed to fetch", "network error")
+    page.evaluate(hide, True)
+    page.context.set_offline(True)
+    page.evaluate("() => { const now = Date.now; Date.now = () => now() + 60000; }")
+    stage.studio.speed = 1000.0
+    wait_until(lambda: stage.studio._running == 0)
+    page.context.set_offline(False)
+    page.evaluate(hide, False)
+    answered(page)
+    expect(page.locator(ANSWER).last).to_contain_text("Moon")
+    assert len(stage.studio.requests) == 1 and page.locator(ANSWER).count() == 1
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_an_export_has_what_is_written_so_far(stage, visit):
+    stage.studio.speed, stage.studio.tokens = 10.0, 1000
+    page = visit(stage.url)
+    ask(page, "Take it along")
+    expect(page.locator(ANSWER).last).to_contain_text("kilometres")
+    with page.expect_download() as got:
+        page.click("#gz-export-md")
+    text = got.value.path().read_text(encoding="utf-8")
+    assert "Take it along" in text and "kilometres" in text
+    page.click("#gz-stop")
+    expect(page.locator("#gz-send")).to_be_visible()
+
+
+def test_a_model_that_can_chat_is_chosen_first(stage, visit):
+    stage.studio._models["talker"] = stage.studio._models.pop("starter")
+    stage.studio._models["zz-draft"] = replace(stage.studio._models["talker"], name="zz-draft", chat_template=False)
+    stage.studio._models["talker"] = replace(stage.studio._models["talker"], name="talker")
+    page = visit(stage.url)
+    expect(page.locator("#gz-model input")).to_have_value("talker")
 
 
 def test_an_answer_that_was_lost_offers_a_retry(stage, visit):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 from playwright.sync_api import expect
 
-from backends.base import FetchFailed, Progress
+from backends.base import FetchFailed, OutOfMemory, Progress
 from tests.browser.steps import answered, ask, tab
 
 
@@ -80,8 +81,38 @@ def test_load_with_progress_cancel_and_unload(stage, visit):
     tab(page, "Models")
     page.click("#gz-unload")
     expect(page.locator("#gz-models-notice")).to_contain_text("is unloaded")
+    assert page.locator("#gz-unload").is_hidden() and page.locator("#gz-loaded").is_hidden()         # at once, not when the list comes round
     expect(page.locator("#gz-status")).not_to_contain_text("starter-fp16")
     assert list(stage.studio.loaded()) == ["starter"]
+
+
+def test_what_works_is_kept_and_offered_when_a_load_fails(stage, visit, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)             # where the stage's models/ would be
+    (tmp_path / "models").mkdir()
+    stage.studio._models["starter"] = replace(stage.studio._models["starter"], context=1024, options=(("context", 0), ("streams", 2)))
+    page = visit(stage.url)
+    tab(page, "Models")
+    page.click("#gz-working-keep")
+    expect(page.locator("#gz-working-said")).to_contain_text("Kept: it is offered")
+    expect(page.locator("#gz-working-said")).to_contain_text("context = 1024, streams = 2")
+    page.click("#gz-unload")
+    expect(page.locator("#gz-working-keep")).to_be_hidden()
+    load, asked = stage.studio.load, []
+
+    def refused(name, options={}, progress=None, cancel=None):  # noqa: B006
+        asked.append(dict(options))
+        if options.get("context") != 1024:
+            raise OutOfMemory(f"{name} does not fit the free memory.")
+        return load(name, options, progress, cancel)
+
+    monkeypatch.setattr(stage.studio, "load", refused)
+    page.click("#gz-load")
+    expect(page.locator("#gz-models-notice")).to_contain_text("does not fit the free memory")
+    expect(page.locator("#gz-working-said")).to_contain_text("context = 1024, streams = 2")
+    page.click("#gz-working-load")
+    expect(page.locator("#gz-models-notice")).to_contain_text("is loaded")
+    expect(page.locator("#gz-working-load")).to_be_hidden()
+    assert asked[-1] == {"context": 1024, "streams": 2}
 
 
 def test_what_does_not_fit_is_said_before_the_load(stage, visit):

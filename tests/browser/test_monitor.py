@@ -7,9 +7,16 @@ import json
 import zipfile
 
 import httpx
+import pytest
 from playwright.sync_api import expect
 
+from gainz_ui import live
 from tests.browser.steps import tab, wait_until
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch):
+    monkeypatch.setattr(live, "WATCH", 0.5)     # of the page over the stage; the program in its own process keeps its pace
 
 
 def test_the_monitor_shows_what_the_engine_does(app, visit):
@@ -41,9 +48,16 @@ def test_it_is_drawn_only_while_it_is_open(stage, visit):
         tab(page, "Monitor")
         wait_until(lambda: len(looks) >= 3)
         tab(page, "Doctor")
-        page.wait_for_timeout(500)
+        page.wait_for_timeout(300)
         seen = len(looks)
-        page.wait_for_timeout(4500)         # two ticks
+        page.wait_for_timeout(1500)         # three ticks
+        assert len(looks) == seen
+        tab(page, "Monitor")
+        wait_until(lambda: len(looks) > seen)
+        page.evaluate("Object.defineProperty(document, 'hidden', {get: () => true, configurable: true})")      # another program's window
+        page.wait_for_timeout(300)
+        seen = len(looks)
+        page.wait_for_timeout(1200)
         assert len(looks) == seen
     finally:
         stage.blocks.gainz_page.monitor.look = real

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
+from types import SimpleNamespace
 
 import pytest
 from playwright.sync_api import expect
@@ -50,6 +51,37 @@ def test_a_server_is_added(stage, visit, store, tmp_path, monkeypatch):
     page.click("#gz-server-look")
     expect(page.locator("#gz-server-notice")).to_contain_text("may not be reached")
     server.close()
+
+
+def test_a_model_is_removed_after_a_second_question_or_the_reason_is_said(stage, visit, store, monkeypatch):
+    entries = {name: SimpleNamespace(**vars(entry)) for name, entry in stage.studio._entries.items()}
+    entries["little"] = SimpleNamespace(**{**vars(entries["starter"]), "name": "little", "backend": "draft", "parent": "starter-fp16"})
+    monkeypatch.setattr(stage.studio, "_entries", entries)
+    real = store.remove
+    monkeypatch.setattr(store, "remove", lambda name: (real(name), entries.pop(name)))
+    for name in entries:
+        (store.root / name).mkdir()
+    page = visit(stage.url)
+    tab(page, "Models")
+    said, choose = page.locator("#gz-remove-said"), lambda name: page.locator("#gz-catalog label").filter(has_text=name).first.click()
+    page.click("#gz-remove")
+    expect(said).to_contain_text("starter is loaded.")
+    choose("starter-fp16")
+    expect(said).to_be_hidden()
+    page.click("#gz-remove")
+    expect(said).to_contain_text("little borrows embeddings and head from starter-fp16")
+    choose("little")
+    expect(said).to_be_hidden()
+    page.click("#gz-remove")
+    expect(said).to_contain_text("little (98 MB) will be deleted from the disk for good")
+    page.click("#gz-remove-keep")
+    expect(page.locator("#gz-remove-sure")).to_be_hidden()
+    assert (store.root / "little").is_dir()
+    page.click("#gz-remove")
+    page.click("#gz-remove-sure")
+    expect(page.locator("#gz-models-notice")).to_contain_text("little is removed")
+    expect(page.locator("#gz-catalog")).not_to_contain_text("little")
+    assert not (store.root / "little").exists() and (store.root / "starter-fp16").is_dir()
 
 
 def test_one_click_goes_back_a_revision_and_a_pin_holds_it(stage, visit, store):
