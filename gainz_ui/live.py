@@ -39,7 +39,8 @@ def router(page: Page) -> APIRouter:
         words, snapshot, running = language(http), page.studio.snapshot(), page.tasks.running()
         text, warning, version = head.header(words, snapshot, running), head.banner(words, snapshot), page.studio.changed.version
         pace = BUSY if running or snapshot.loading else CALM
-        now = mark(f"{words} {version} {pace} {text} {warning}")
+        first = page.startup_task()
+        now = mark(f"{words} {version} {pace} {text} {warning} {first and (first.number, first.state, first.progress)} {page.startup_error()}")
         gone = html.chip(tr(words, "chip_gone"), "bad", tr(words, "chip_gone_tip"))
         return _unless(now == seen, {"mark": now, "version": version, "pace": pace, "status": text, "banner": warning, "gone": gone})
 

@@ -168,6 +168,8 @@
       head.told = Date.now();
       changed.click();
     }
+    var gate = place('gz-gate'), look = place('gz-gate-look');      // what stands in the chat's place while no model can answer
+    if (found && look && gate && gate.getClientRects().length) { look.click(); }
   }
   function lost() {
     var chips = document.querySelector('#gz-state .gz-chips');

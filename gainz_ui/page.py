@@ -31,7 +31,6 @@ class Page:
     startup: Any = None                 # services.startup.Startup, where the server has one
     version: Any = None
     tabs: Any = None
-    gate_timer: Any = None              # ticks only while no model can answer
     monitor: Any = None                 # services.monitor.Monitor
     browser: dict[str, Any] = field(default_factory=dict)      # gr.BrowserStates by name
     loads: list[dict[str, Any]] = field(default_factory=list)  # keyword arguments for Blocks.load

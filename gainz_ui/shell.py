@@ -48,7 +48,7 @@ def build(studio: Any, settings: Any, store: Any, tasks: Any, doctor: Callable[[
             name: gr.BrowserState(first, storage_key=f"gainz-{name}", secret="gainz") for name, first in BROWSER.items()
         }
         page.version = gr.Number(-1, visible="hidden", elem_id="gz-version")    # a State's change is not told to listeners beside the queue
-        changed, page.gate_timer = gr.Button(visible="hidden", elem_id="gz-changed"), gr.Timer(0.6, active=False)
+        changed = gr.Button(visible="hidden", elem_id="gz-changed")
         _header()
         tabs = scan()
         with gr.Tabs(elem_id="gz-tabs", overflow_behavior="wrap") as page.tabs:

@@ -227,7 +227,8 @@ def test_what_a_page_asks_for_again_is_small_and_nothing_where_nothing_changed()
     for n in range(300):
         studio.meter.mark(n % 3, 0, (3, 8), 2 * 10**9, 10**8)
     app = FastAPI()
-    app.include_router(live.router(SimpleNamespace(studio=studio, tasks=SimpleNamespace(running=lambda: []), monitor=watched)))
+    app.include_router(live.router(SimpleNamespace(studio=studio, tasks=SimpleNamespace(running=lambda: []), monitor=watched,
+                                                   startup_task=lambda: None, startup_error=lambda: None)))
     studio.mark = lambda: None
     with TestClient(app) as client:
         state, board = client.get("/page/state").json(), client.get("/page/monitor").json()

@@ -46,6 +46,7 @@ def build(page: Page) -> None:
 def _conversation(parts: dict[str, Any]) -> None:
     with gr.Column(elem_classes="gz-card"):
         parts["gate"] = Html(visible=False, elem_id="gz-gate")
+        parts["gate_look"] = gr.Button(visible="hidden", elem_id="gz-gate-look")     # pressed by page.js as the state changes
         with gr.Row(elem_classes="gz-actions", visible=False) as parts["gate_actions"]:
             parts["to_models"] = gr.Button(
                 T("open_models"), variant="primary", elem_classes="gz-fit", elem_id="gz-open-models"
@@ -191,16 +192,14 @@ def _wire_models(page: Page, parts: dict[str, Any]) -> None:
                 gr.skip(),
                 gr.Chatbot(visible=True),
                 gr.Row(visible=True),
-                gr.Timer(active=False),
             )
         task, failed = page.startup_task(), page.startup_error()
         entries = sum(entry.ready for entry in page.studio.catalog())
         text = show.gate(words, snapshot, task, failed, entries)
         waiting = bool(snapshot.loading) or (task is not None and task.running)
         return (choice, shown(text), gr.Row(visible=not waiting), gr.Button(visible=failed is not None),
-                gr.Chatbot(visible=False), gr.Row(visible=False), gr.Timer(active=True))
+                gr.Chatbot(visible=False), gr.Row(visible=False))
 
-    pace = page.gate_timer
     outputs = [
         parts["model"],
         parts["gate"],
@@ -208,11 +207,10 @@ def _wire_models(page: Page, parts: dict[str, Any]) -> None:
         parts["start_again"],
         parts["chatbot"],
         parts["compose"],
-        pace,
     ]
     quiet = {**PRIVATE, "queue": False}
     page.version.change(look, parts["model"], outputs, **quiet)
-    pace.tick(look, parts["model"], outputs, **quiet)
+    parts["gate_look"].click(look, parts["model"], outputs, **quiet)
     page.on_load(look, parts["model"], outputs, queue=False)
     parts["to_models"].click(lambda: gr.Tabs(selected="tab_models"), None, page.tabs, **quiet)
     parts["start_again"].click(page.start_again, None, None, **quiet).then(look, parts["model"], outputs, **quiet)
