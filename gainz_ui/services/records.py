@@ -215,7 +215,8 @@ def _embed_head(model: ModelInfo | str | None, key: str, texts: int) -> dict[str
 def _of(model: ModelInfo | str | None) -> dict[str, Any]:
     """Which model: one that is loaded, or the name that somebody asked for."""
     info = model if isinstance(model, ModelInfo) else None
-    return {"model": info.name if info else model and _short(model), "revision": info and info.revision, "backend": info and info.backend}
+    return {"model": info.name if info else model and _short(model), "revision": info and info.revision, "backend": info and info.backend,
+            "context": info and info.context or None}
 
 
 def _now() -> str:
