@@ -73,13 +73,14 @@ def _sayings() -> tuple[tuple[re.Pattern[str], str], ...]:
     """English sentences of the program (`said_…` in the table) as patterns, with their keys; those that fix most first."""
     said = {key: text for key, text in texts("en").items() if key.startswith("said_")}
     keys = sorted(said, key=lambda key: -len(HOLE.sub("", said[key])))
-    return tuple((re.compile(HOLE.sub(r"(?P<\1>.+)", re.sub(r"[^\w{}]", lambda sign: re.escape(sign[0]), said[key])), re.DOTALL), key)
+    hole = lambda found: f"(?P<{found[1]}>{'[0-9.,]+' if found[1] == 'count' else '.+'})"  # noqa: E731
+    return tuple((re.compile(HOLE.sub(hole, re.sub(r"[^\w{}]", lambda sign: re.escape(sign[0]), said[key])), re.DOTALL), key)
                  for key in keys)
 
 
 def said(language: str, text: str) -> str:
     """A sentence that the program made in English, in the language of the page where the table knows it, else as it is. What stands for
-    {what} and {rest} is a sentence again; so is each part of a list."""
+    {what} and {rest} is a sentence again, for {count} a number; each part of a list is a sentence, too."""
     if language == "en":
         return text
     for pattern, key in _sayings():

@@ -153,9 +153,9 @@
       return answer.json();
     }).then(function (found) {
       if (found) { of.mark = found.mark; of.pace = 1000 * found.pace; }
-      use(found);
       of.due = Date.now() + of.pace;
-    }).catch(function () { of.due = Date.now() + of.pace; if (lost) { lost(); } });
+      use(found);
+    }, function () { of.due = Date.now() + of.pace; lost(); });
   }
   function fill(holder, html) {
     if (holder) { holder.innerHTML = html; holder.hidden = !html; }
@@ -176,6 +176,7 @@
     head.lost += 1;
     if (head.lost > 1 && chips && head.gone) { chips.innerHTML = head.gone; head.mark = ''; }
   }
+  function silent() { /* the header says that nobody answers */ }
   function board(found) {
     Object.entries(found ? found.parts : {}).forEach(function (part) { fill(place('gz-monitor-' + part[0]), part[1]); });
   }
@@ -186,7 +187,7 @@
     if (bar && now >= head.due) { fetched('page/state', head, state, lost); }
     if (!monitor || !place('gz-monitor').getClientRects().length) { watch.due = Math.min(watch.due, now); return; }
     if (!monitor.firstChild) { watch.mark = ''; }
-    if (now >= watch.due) { fetched('page/monitor', watch, board); }
+    if (now >= watch.due) { fetched('page/monitor', watch, board, silent); }
   }
   setInterval(beat, 250);
 

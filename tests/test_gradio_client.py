@@ -313,8 +313,9 @@ def test_gr_03_with_a_key_page_and_client_need_it(tmp_path):
             assert httpx.post(url + path, json={}).status_code == 401, path
         assert "secret" not in httpx.get(url + "/config", auth=("me", "secret")).text
         client = Client(url, headers={"Authorization": "Bearer secret"}, verbose=False)
+        studio.present = {"tiny": INFO, "small": INFO}
         for call in (lambda: client.predict("a", 2, api_name="/generate"), lambda: client.predict("a", max_tokens=2, api_name="/chat"),
-                     lambda: client.predict([{"task_id": "1", "prompt": "a", "max_tokens": 2}], "tiny", api_name="/batch")):
+                     lambda: client.predict("a", ["tiny", "small"], 2, api_name="/compare")):
             assert call() and studio.requests[-1].key == "settings"         # the label of the key, as over HTTP
         assert client.predict("a", 2, api_name="/generate")["text"] == "w0 w1 "
 

@@ -74,7 +74,7 @@ def test_the_doctor_speaks_chinese(tmp_path):
     """Of every finding of this machine: what is left in English is a name, a version or a path."""
     for check in doctor.examine(Settings(models=tmp_path, outputs=tmp_path), deep=False).checks:
         for text in (check.value, check.remedy):
-            assert not re.search(r"\b(free|available|cores|not|none|of)\b", said("zh", text)), text
+            assert not re.search(r"\b(free|available|cores|not|none|of)\b", said("zh", text).replace(str(tmp_path), "")), text
 
 
 @pytest.mark.parametrize("name", [item.name for cls in (Sampling, LocalOptions) for item in fields(cls) if item.name not in

@@ -153,12 +153,14 @@ def test_what_another_server_answers_counts_as_running(studio, store, server):
     gate = threading.Event()
     server.script = [then(lambda h: gate.wait(10) and h.stream(answer("x")))]
     asked = [studio.submit(Request(CHAT), "far") for _ in range(2)]
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 10
     while studio.snapshot().waiting < 1 and time.monotonic() < deadline:
         time.sleep(0.01)
     assert (studio.snapshot().running, studio.snapshot().waiting) == (1, 1)
     gate.set()
     assert all(list(events)[-1].error is None for events in asked)
+    while studio.snapshot().running and time.monotonic() < deadline:    # the connection is read to its end
+        time.sleep(0.01)
     assert (studio.snapshot().running, studio.snapshot().waiting) == (0, 0)
 
 
