@@ -123,8 +123,10 @@ def test_codes_are_exact(ops, rng, bits):
     """Integers all through: nothing may be lost when a width is stored in the next one."""
     w = QWeight(torch.randint(0, 2**bits, (40, 96), generator=rng, dtype=torch.uint8), torch.ones(40, 3),
                 torch.full((40, 3), 2 ** (bits - 1), dtype=torch.uint8), None, bits, 32)
-    x = torch.randint(-127, 128, (5, 96), generator=rng).float()
+    x = torch.randint(-127, 128, (13, 96), generator=rng).float()
     x[:, ::32] = 127.0
+    x[4:9] = 127.0                                             # the largest sums there are
+    w.codes[7:21] = 2**bits - 1
     assert torch.equal(ops.matmul(ops.act(x), ops.pack(w)).double(), x.double() @ w.dequantize().double().T)
 
 
@@ -233,6 +235,21 @@ def test_a_row_does_not_see_its_neighbours(ops, rng):
             start = int(torch.randint(0, 300 - count, (1,), generator=rng))
             assert torch.equal(ops.matmul(ops.act(x[start:start + count].clone()), packed),
                                whole[start:start + count]), count
+
+
+@pytest.mark.parametrize("bits, group, kind, perm, inner", [
+    (4, 32, "bias", False, 96), (4, 64, "center", False, 160), (8, 32, "center", True, 64), (6, 16, "center", False, 32),
+    (4, 32, "zero", False, 40), (0, 0, "float", False, 64)])
+def test_a_gated_product_is_the_product_and_its_activation(ops, rng, bits, group, kind, perm, inner):
+    w = weight(rng, 2 * inner, 128, bits, group, kind, perm=perm) if bits else torch.randn(2 * inner, 128, generator=rng)
+    both, down = ops.pack(w, torch.randn(2 * inner, generator=rng)), ops.pack(weight(rng, 20, inner, 4, 32, "center"))
+    for rows in (1, 2, 7, 8, 13, 17, 131):
+        x = ops.act(torch.randn(rows, 128, generator=rng))
+        apart = ops.glu(ops.matmul(x, both), "silu")
+        floats, product = apart.floats.clone(), ops.matmul(apart, down).clone()
+        ops.glu(torch.full((rows, 2 * inner), torch.nan), "silu")                  # the workspace that both fill
+        found = ops.gated(x, both, "silu")
+        assert torch.equal(found.floats, floats) and torch.equal(ops.matmul(found, down), product), rows
 
 
 def test_threads_do_not_change_bits(context, ops, rng):

@@ -58,6 +58,11 @@ def test_quantized_product(ops, rng, bits, group, kind):  # noqa: F811
     cases.test_quantized_product(ops, rng, bits, group, kind)
 
 
+@pytest.mark.parametrize("bits, group, kind, perm, inner", [(4, 32, "bias", False, 64), (8, 32, "center", True, 32)])
+def test_a_gated_product(ops, rng, bits, group, kind, perm, inner):  # noqa: F811
+    cases.test_a_gated_product_is_the_product_and_its_activation(ops, rng, bits, group, kind, perm, inner)
+
+
 @pytest.mark.parametrize("bits", [4, 8])
 def test_codes_are_exact(ops, rng, bits):  # noqa: F811
     cases.test_codes_are_exact(ops, rng, bits)

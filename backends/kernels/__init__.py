@@ -232,6 +232,7 @@ class Ops(Protocol):
 
     # Optional: loading() is a context; within it `pack` may return before the matrix is there, and nothing may be computed: it
     # is read and laid out while the caller does something else. Leaving the context waits; BrokenFile where a file ended early.
+    # Optional: gated(a, w, kind) is glu(matmul(a, w), kind) in one, the same numbers.
     # Optional: replay() gives an object for one decoder whose run(forward, batch, kv) returns what forward(batch, kv) does, a
     # pass made of ops alone, at less cost for few rows. A target that has no use for it lacks the method.
 

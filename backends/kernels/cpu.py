@@ -156,6 +156,12 @@ class CpuOps:
         self._call(abi.GLU_OP, gate_up.data_ptr(), rows, abi.GLU[kind], out.address)
         return out
 
+    def gated(self, a: Rows, w: NativeLinear, kind: str) -> Rows:
+        rows = a.floats.shape[0]
+        out = self._rows("glu", rows, w.rows // 2)
+        self._call(abi.GATED, self._ready(a, w), w.address, rows, abi.GLU[kind], out.address)
+        return out
+
     def attend(self, qkv: Tensor, spec: AttentionSpec, kv: KVLayer, batch: Batch) -> Rows:
         qkv = _floats(qkv)
         rows = qkv.shape[0]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # Where an instruction holds the address of rows it reads or adds to: all must be workspace, which outlives the recording.
 STREAMS = {abi.EMBED: (4,), abi.NORM: (1,), abi.ACT: (1,), abi.MATMUL: (4,), abi.NORM_ADD: (1, 5), abi.GLU_OP: (1,),
            abi.ATTEND: (1,),
-           abi.LOGITS: (4,)}
+           abi.LOGITS: (4,), abi.GATED: ()}
 Forward = Callable[[Batch, Sequence[KVLayer]], Tensor]
 
 

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from backends.errors import MissingRequirement
 
-ABI = 3
+ABI = 4
 F32, F16, BF16, U8 = range(4)
 CENTER, ZERO, BIAS = range(3)
 # Blocks of GGUF files that are laid out as they are; those of 256 weights (K) give float32 scales, the others float16 ones.
 STORED = {"Q4_0": 0, "Q4_1": 1, "Q8_0": 2, "Q4_K": 3, "Q5_K": 4, "Q6_K": 5}
 GLU = {"silu": 0, "gelu_tanh": 1, "gelu": 2}
-EMBED, NORM, ACT, MATMUL, NORM_ADD, GLU_OP, ATTEND, LOGITS, SCAN = range(9)
+EMBED, NORM, ACT, MATMUL, NORM_ADD, GLU_OP, ATTEND, LOGITS, SCAN, GATED = range(10)
 WORDS = 12                      # of an instruction: the op and its arguments
 BATCH_WORDS, LINEAR_WORDS, LOAD_WORDS = 11, 15, 10
 LANES, BLOCK = 16, 32

@@ -43,6 +43,7 @@ class FusedDecoder:
     def __init__(self, plan: Plan, source: WeightSource, ops: Ops, progress: ProgressFn, cancel: Cancel) -> None:
         self.plan, self.ops, self.hidden = plan, ops, plan.hidden
         self._replay = ops.replay() if hasattr(ops, "replay") else None
+        self._gated = getattr(ops, "gated", None)
         self.layers = tuple(LayerKV(plan.kv_heads, plan.head_dim, plan.head_dim, window) for window in plan.windows)
         made = [rope.frequencies() for rope in plan.ropes]
         self._frequencies = torch.stack([frequency for frequency, _ in made]).to(ops.device)
@@ -118,8 +119,12 @@ class FusedDecoder:
         self._add(self.ops.attend(qkv, block.spec, pages, batch), block.out, block.post_attention, x)
 
     def _mlp(self, block: _Block, x: Tensor) -> None:
-        gate_up = self._product(self.ops.norm(x, block.norm_mlp, self.plan.eps), block.gate_up)
-        self._add(self.ops.glu(gate_up, self.plan.act), block.down, block.post_mlp, x)
+        a = self.ops.norm(x, block.norm_mlp, self.plan.eps)
+        if self._gated and len(block.gate_up) == 1:
+            inner = self._gated(a, block.gate_up[0], self.plan.act)
+        else:
+            inner = self.ops.glu(self._product(a, block.gate_up), self.plan.act)
+        self._add(inner, block.down, block.post_mlp, x)
 
     def _product(self, a: Act, parts: tuple[Linear, ...]) -> Tensor:
         if len(parts) == 1:

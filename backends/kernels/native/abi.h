@@ -8,7 +8,7 @@ namespace gainz {
 
 static_assert(sizeof(void*) == 8, "descriptors hold pointers in 64-bit words");
 
-constexpr int64_t ABI = 3;         // raised whenever a descriptor or an instruction changes
+constexpr int64_t ABI = 4;         // raised whenever a descriptor or an instruction changes
 constexpr int LANES = 16;          // weight rows side by side in a packed block
 constexpr int BLOCK = 32;          // activations that share one scale
 constexpr int PAGE_CHUNK = 128;    // context tokens of one partial softmax; aligned to the sequence's start
@@ -16,7 +16,7 @@ constexpr int PAGE_CHUNK = 128;    // context tokens of one partial softmax; ali
 enum Type : int64_t { F32 = 0, F16 = 1, BF16 = 2, U8 = 3 };
 enum Offset : int64_t { CENTER = 0, ZERO = 1, BIAS = 2 };   // zero = 2^(bits-1) | u8 per group | float per group
 enum Glu : int64_t { SILU = 0, GELU_TANH = 1, GELU = 2 };
-enum Op : int64_t { EMBED, NORM, ACT, MATMUL, NORM_ADD, GLU, ATTEND, LOGITS, SCAN, OPS };
+enum Op : int64_t { EMBED, NORM, ACT, MATMUL, NORM_ADD, GLU, ATTEND, LOGITS, SCAN, GATED, OPS };
 
 // Quantized: codes [n/16][k/32][16 * 32 * bits / 8] where a 64-byte line holds, for 16 rows, 4 codes of 8 bits, or 8 of 4
 // bits:
@@ -68,7 +68,7 @@ struct Scratch {                    // grows, never shrinks, freed with the cont
 
 struct Context {
     Pool* pool; const struct Kernels* kernels; int threads;
-    Scratch shared, gathered; Scratch* own;             // own: one for each thread
+    Scratch shared, gathered, gates; Scratch* own;      // own: one for each thread
 };
 
 typedef void (*Kernel)(Context&, const int64_t* args);

@@ -110,6 +110,7 @@ API void gainz_close(Context* c) {
     for (int i = 0; i < c->threads; i++) std::free(c->own[i].data);
     std::free(c->shared.data);
     std::free(c->gathered.data);
+    std::free(c->gates.data);
     delete[] c->own;
     delete c;
 }

@@ -190,16 +190,12 @@ static inline Room room(Scratch& s, const Task& t) {
 template <class T> static inline void page_scores(const Task& t, int64_t at, int64_t tokens, const float* const* q,
                                                   float* const* p, int64_t offset, int64_t queries, Room& room) {
     key_columns<T>(t, at, tokens, room.page, room.columns);
-    for (int64_t i = 0; i < queries;) {
-        float* to[4];
-        const int64_t n = least(4, queries - i);
-        for (int64_t j = 0; j < n; j++) to[j] = p[i + j] + offset;
-        if (n == 4) score<4>(q + i, room.columns, t.key, to);
-        else if (n == 3) score<3>(q + i, room.columns, t.key, to);
-        else if (n == 2) score<2>(q + i, room.columns, t.key, to);
-        else score<1>(q + i, room.columns, t.key, to);
-        i += n;
-    }
+    by_queries(queries, [&](auto count, int64_t i) {
+        constexpr int QB = decltype(count)::value;
+        float* to[QB];
+        for (int j = 0; j < QB; j++) to[j] = p[i + j] + offset;
+        score<QB>(q + i, room.columns, t.key, to);
+    });
 }
 
 // The same in 8 bits. q: of each query's place among the floats; q·(code * scale + low) = (q·code) * scale + low * Σq.

@@ -80,7 +80,9 @@ static inline void chain_pairs(const char* block, int64_t stride, const int32_t*
 
 // A row's total so far and one chain more. The first chain begins with the bias and with what stands there already.
 static inline void join(const Target& t, int64_t row, int64_t column, vf v, bool first) {
-    const Target rest{t.out, t.n, nullptr, true};
+    Target rest = t;
+    rest.bias = nullptr;
+    rest.adding = true;
     put(first ? t : rest, row, column, v);
 }
 

@@ -8,6 +8,7 @@
 #include "wide.h"
 #include "dense.h"
 #include "linear.h"
+#include "gated.h"
 #include "attention.h"
 #if defined(GAINZ_PAIRED_DOT)
 #include "paired.h"
@@ -17,5 +18,5 @@
 
 namespace GAINZ_NS {
 extern const Kernels table;
-const Kernels table = {GAINZ_NAME, {embed, norm, act, matmul, norm_add, glu, attend, logits, scan}};
+const Kernels table = {GAINZ_NAME, {embed, norm, act, matmul, norm_add, glu, attend, logits, scan, gated}};
 }  // namespace GAINZ_NS

@@ -6,7 +6,7 @@ namespace GAINZ_NS {
 // act, linear, rows, out, adding
 static void matmul(Context& c, const int64_t* i) {
     const Linear& w = *ptr<const Linear>(i[1]);
-    const Target t{ptr<float>(i[3]), w.n, w.bias, i[4] != 0};
+    const Target t = target_of(ptr<float>(i[3]), w, w.bias, i[4] != 0);
     const Act& a = *ptr<const Act>(i[0]);
     if (w.bits && a.q) quantized(c, a, w, i[2], t);
     else if (w.bits) wide(c, a, w, i[2], t);

@@ -85,7 +85,7 @@ static void many_blocks(const Linear& w, int64_t nb, int64_t nb_end, const Act& 
             many_tile<BITS, SEG, CENTRED>(w, nb, laid + i * size, acc);
             for (int64_t m = 0; m < 8; m++) put(t, i * 8 + m, nb * LANES, acc[m]);
         }
-        block_rows<BITS, SEG>(w, nb, a, to * 8, rows, t);
+        block_rows<BITS, SEG>(w, nb, a, to * 8, rows, t, nullptr);
     }
 }
 

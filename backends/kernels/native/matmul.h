@@ -4,13 +4,17 @@
 
 namespace GAINZ_NS {
 
-struct Target { float* out; int64_t n; const float* bias; bool adding; };
+// Where products go: number (row, column) of n columns to out[(row - row0) * stride + column - column0].
+struct Target { float* out; int64_t n; const float* bias; bool adding; int64_t stride, row0, column0; };
+static inline Target target_of(float* out, const Linear& w, const float* bias, bool adding) {
+    return Target{out, w.n, bias, adding, w.n, 0, 0};
+}
 
 // writes lanes [first, first + W) of a 16-row block
 static inline void put(const Target& t, int64_t row, int64_t column, vf v) {
     const int64_t left = t.n - column;
     if (left <= 0) return;
-    float* p = t.out + row * t.n + column;
+    float* p = t.out + (row - t.row0) * t.stride + column - t.column0;
     const int n = static_cast<int>(least(W, left));
     if (n == W) {
         if (t.bias) v = add(v, load(t.bias + column));
@@ -28,8 +32,21 @@ static void tile_rows(const Linear& w, int64_t nb, const Act& a, int64_t first, 
     tile<BITS, SEG, M>(w, nb, a, rows, [&](int m, int lane, vf v) { if (m < count) put(t, rows[m], nb * LANES + lane, v); });
 }
 
+#if !defined(GAINZ_PANELS)
+static inline size_t panel_bytes(const Linear&) { return 0; }
+#endif
+
+// `panel`: room of panel_bytes, for a target that unpacks a block once for many rows
 template <int BITS, int SEG>
-static void block_rows(const Linear& w, int64_t nb, const Act& a, int64_t from, int64_t to, const Target& t) {
+static void block_rows(const Linear& w, int64_t nb, const Act& a, int64_t from, int64_t to, const Target& t, char* panel) {
+#if defined(GAINZ_PANELS)
+    if (to - from >= PANEL_ROWS)
+        from = panel_rows<BITS, SEG>(w, nb, a, from, to, (uint8_t*)panel, [&](int64_t row, int lane, vf v) {
+            put(t, row, nb * LANES + lane, v);
+        });
+#else
+    (void)panel;
+#endif
     while (from < to) {
         const int64_t n = least(to - from, TILE);
         if (n == 1) tile_rows<BITS, SEG, 1>(w, nb, a, from, n, t);
@@ -41,12 +58,17 @@ static void block_rows(const Linear& w, int64_t nb, const Act& a, int64_t from, 
     }
 }
 
-typedef void (*BlockRows)(const Linear&, int64_t, const Act&, int64_t, int64_t, const Target&);
+typedef void (*BlockRows)(const Linear&, int64_t, const Act&, int64_t, int64_t, const Target&, char*);
 
 static inline BlockRows pick(const Linear& w) {
     if (w.bits == 4) return w.segment == 32 ? block_rows<4, 32> : block_rows<4, 16>;
     return w.segment == 32 ? block_rows<8, 32> : block_rows<8, 16>;
 }
+
+constexpr int64_t TASK_ROWS = 128;          // of one task: their activations stay in the second cache
+
+// Neighbouring blocks of a task: a few tasks for each thread, so that a core that somebody borrowed does not hold up the others.
+static inline int64_t share(const Context& c, int64_t blocks) { return most(1, blocks / (c.pool->threads() * 6)); }
 
 // activations in the order of a permuted or padded matrix, quantized anew
 static inline Act gathered(Context& c, const Act& a, const Linear& w, int64_t rows) {
@@ -74,6 +96,7 @@ static inline Act gathered(Context& c, const Act& a, const Linear& w, int64_t ro
 }  // namespace GAINZ_NS
 
 #if defined(__AVX512BW__) && defined(__AVX512VNNI__)
+#define GAINZ_MANY
 #include "many.h"
 #endif
 
@@ -81,21 +104,17 @@ namespace GAINZ_NS {
 
 static void quantized(Context& c, const Act& act, const Linear& w, int64_t rows, const Target& t) {
     const Act a = w.gather ? gathered(c, act, w, rows) : act;
-#if defined(__AVX512BW__) && defined(__AVX512VNNI__)
+#if defined(GAINZ_MANY)
     if (rows >= MANY) return many(c, a, w, rows, t);
 #endif
     const BlockRows run = pick(w);
-    const int64_t blocks = ceil_div(w.n, LANES), threads = c.pool->threads();
-    // a few chunks for each thread, so that a core that somebody borrowed does not hold up the others
-    const int64_t each = most(1, blocks / (threads * 6)), chunks = ceil_div(blocks, each);
-    // activations that stay in the L2 cache
-    const int64_t band = most(TILE, least(rows, (384 << 10) / w.padded / TILE * TILE));
-    auto job = [&](int64_t chunk, int) {
-        for (int64_t from = 0; from < rows; from += band)
-            for (int64_t nb = chunk * each; nb < least(blocks, (chunk + 1) * each); nb++)
-                run(w, nb, a, from, least(rows, from + band), t);
+    const int64_t blocks = ceil_div(w.n, LANES), each = share(c, blocks), bands = ceil_div(rows, TASK_ROWS);
+    auto job = [&](int64_t index, int thread) {
+        const int64_t nb = index / bands * each, from = index % bands * TASK_ROWS, to = least(rows, from + TASK_ROWS);
+        char* panel = c.own[thread].need(panel_bytes(w));
+        for (int64_t b = nb; b < least(blocks, nb + each); b++) run(w, b, a, from, to, t, panel);
     };
-    parallel(*c.pool, chunks, job);
+    parallel(*c.pool, ceil_div(blocks, each) * bands, job);
 }
 
 }  // namespace GAINZ_NS

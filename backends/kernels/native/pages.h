@@ -1,5 +1,6 @@
 // One page of keys or values against a few queries: the inner loops of attention.h, which includes this after its types.
 #pragma once
+#include <type_traits>
 
 namespace GAINZ_NS {
 
@@ -21,19 +22,66 @@ template <class T> static inline void key_columns(const Task& t, int64_t at, int
     transpose16(page, t.key, t.key, columns);
 }
 
-// scores of QB queries with the 16 tokens of a page, columns [padded][16]
+constexpr int QUERIES = W == 8 ? 6 : 4;         // at once: what the registers hold
+
+// scores of QB queries with the 16 tokens of a page, columns [padded][16]: four chains, of every fourth column
 template <int QB> static inline void score(const float* const* q, const float* columns, int64_t padded, float* const* out) {
+    if (W == 8 && QB > 3) {                     // chain by chain: 16 registers hold no more
+        float kept[QB][16];
+        for (int j = 0; j < 4; j++) {
+            vf s[QB][2];
+#pragma GCC unroll 6
+            for (int i = 0; i < QB; i++) s[i][0] = s[i][1] = zero();
+            for (int64_t d = j; d < padded; d += 4) {
+                const vf a = load(columns + d * 16), b = load(columns + d * 16 + 8);
+#pragma GCC unroll 6
+                for (int i = 0; i < QB; i++) {
+                    const vf x = set1(q[i][d]);
+                    s[i][0] = fma(x, a, s[i][0]);
+                    s[i][1] = fma(x, b, s[i][1]);
+                }
+            }
+#pragma GCC unroll 6
+            for (int i = 0; i < QB; i++)
+#pragma GCC unroll 2
+                for (int part = 0; part < 2; part++) {
+                    float *first = out[i] + part * 8, *third = kept[i] + part * 8;
+                    if (j == 0) store(first, s[i][part]);
+                    else if (j == 1) store(first, add(load(first), s[i][part]));
+                    else if (j == 2) store(third, s[i][part]);
+                    else store(first, add(load(first), add(load(third), s[i][part])));
+                }
+        }
+        return;
+    }
+#pragma GCC unroll 1
     for (int part = 0; part < 16 / W; part++) {
         vf s[QB][4];
-        for (int i = 0; i < QB; i++) for (int j = 0; j < 4; j++) s[i][j] = zero();
+#pragma GCC unroll 6
+        for (int i = 0; i < QB; i++)
+#pragma GCC unroll 4
+            for (int j = 0; j < 4; j++) s[i][j] = zero();
         for (int64_t d = 0; d < padded; d += 4)
 #pragma GCC unroll 4
             for (int j = 0; j < 4; j++) {
                 const vf k = load(columns + (d + j) * 16 + part * W);
-#pragma GCC unroll 4
+#pragma GCC unroll 6
                 for (int i = 0; i < QB; i++) s[i][j] = fma(set1(q[i][d + j]), k, s[i][j]);
             }
+#pragma GCC unroll 6
         for (int i = 0; i < QB; i++) store(out[i] + part * W, add(add(s[i][0], s[i][1]), add(s[i][2], s[i][3])));
+    }
+}
+
+// f(std::integral_constant<int, Q>, first) for as many queries at once as there are
+template <class F> static inline void by_queries(int64_t queries, const F& f) {
+    for (int64_t i = 0; i < queries;) {
+        const int64_t left = queries - i;
+        if (QUERIES > 4 && left >= 6) { f(std::integral_constant<int, QUERIES>(), i); i += QUERIES; }
+        else if (left >= 4) { f(std::integral_constant<int, 4>(), i); i += 4; }
+        else if (left == 3) { f(std::integral_constant<int, 3>(), i); i += 3; }
+        else if (left == 2) { f(std::integral_constant<int, 2>(), i); i += 2; }
+        else { f(std::integral_constant<int, 1>(), i); i += 1; }
     }
 }
 
@@ -41,7 +89,7 @@ template <int QB> static inline void score(const float* const* q, const float* c
 template <int QB, int C, class Get> static inline void mix_columns(const float* const* p, int64_t c, int64_t tokens,
                                                                    float* const* acc, const Get& get) {
     vf a[QB][C];
-#pragma GCC unroll 4
+#pragma GCC unroll 6
     for (int i = 0; i < QB; i++)
 #pragma GCC unroll 4
         for (int j = 0; j < C; j++) a[i][j] = load(acc[i] + c + j * W);
@@ -49,14 +97,14 @@ template <int QB, int C, class Get> static inline void mix_columns(const float* 
         vf v[C];
 #pragma GCC unroll 4
         for (int j = 0; j < C; j++) v[j] = get(t, c + j * W);
-#pragma GCC unroll 4
+#pragma GCC unroll 6
         for (int i = 0; i < QB; i++) {
             const vf w = set1(p[i][t]);
 #pragma GCC unroll 4
             for (int j = 0; j < C; j++) a[i][j] = fma(w, v[j], a[i][j]);
         }
     }
-#pragma GCC unroll 4
+#pragma GCC unroll 6
     for (int i = 0; i < QB; i++)
 #pragma GCC unroll 4
         for (int j = 0; j < C; j++) store(acc[i] + c + j * W, a[i][j]);
@@ -73,16 +121,12 @@ template <int QB, class Get> static inline void mix(const float* const* p, int64
 template <class Get> static inline void mix_all(float* const* p, int64_t queries, int64_t offset, int64_t padded,
                                                 int64_t tokens,
                                                 float* const* acc, const Get& get) {
-    for (int64_t i = 0; i < queries;) {
-        const float* w[4];
-        const int64_t n = least(4, queries - i);
-        for (int64_t j = 0; j < n; j++) w[j] = p[i + j] + offset;
-        if (n == 4) mix<4>(w, padded, tokens, acc + i, get);
-        else if (n == 3) mix<3>(w, padded, tokens, acc + i, get);
-        else if (n == 2) mix<2>(w, padded, tokens, acc + i, get);
-        else mix<1>(w, padded, tokens, acc + i, get);
-        i += n;
-    }
+    by_queries(queries, [&](auto count, int64_t i) {
+        constexpr int QB = decltype(count)::value;
+        const float* w[QB];
+        for (int j = 0; j < QB; j++) w[j] = p[i + j] + offset;
+        mix<QB>(w, padded, tokens, acc + i, get);
+    });
 }
 
 // Values of a page, weighted. Few queries read the page as it lies, many a widened copy: the same numbers.

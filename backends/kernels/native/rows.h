@@ -18,26 +18,30 @@ static inline vf exp(vf x) {
     return scale2(fma(p, mul(r, r), add(r, set1(1.f))), n);
 }
 
+// columns 32 b … of a row, from 32 floats
+static inline void quantize_block(const Act& a, int64_t row, int64_t b, const float* from) {
+    const int64_t at = row * (a.padded / BLOCK) + b;
+    int32_t sums[2];
+    quantize32(from, a.q + row * a.padded + b * BLOCK, a.scale + at, sums);
+    a.sum16[2 * at] = a.scale[at] * static_cast<float>(sums[0]);
+    a.sum16[2 * at + 1] = a.scale[at] * static_cast<float>(sums[1]);
+    a.sum32[at] = a.scale[at] * static_cast<float>(sums[0] + sums[1]);
+    a.minus8_16[2 * at] = -8 * sums[0];
+    a.minus8_16[2 * at + 1] = -8 * sums[1];
+    a.minus8[at] = -8 * (sums[0] + sums[1]);
+}
+
 static inline void quantize(const Act& a, int64_t row) {
     if (!a.q) return;
-    const int64_t blocks = a.padded / BLOCK;
     const float* x = a.rows + row * a.k;
-    for (int64_t b = 0; b < blocks; b++) {
-        const int64_t at = row * blocks + b;
+    for (int64_t b = 0; b < a.padded / BLOCK; b++) {
         float tail[BLOCK];
         const float* from = x + b * BLOCK;
         if ((b + 1) * BLOCK > a.k) {
             for (int64_t i = 0; i < BLOCK; i++) tail[i] = b * BLOCK + i < a.k ? from[i] : 0.f;
             from = tail;
         }
-        int32_t sums[2];
-        quantize32(from, a.q + row * a.padded + b * BLOCK, a.scale + at, sums);
-        a.sum16[2 * at] = a.scale[at] * static_cast<float>(sums[0]);
-        a.sum16[2 * at + 1] = a.scale[at] * static_cast<float>(sums[1]);
-        a.sum32[at] = a.scale[at] * static_cast<float>(sums[0] + sums[1]);
-        a.minus8_16[2 * at] = -8 * sums[0];
-        a.minus8_16[2 * at + 1] = -8 * sums[1];
-        a.minus8[at] = -8 * (sums[0] + sums[1]);
+        quantize_block(a, row, b, from);
     }
 }
 
@@ -115,6 +119,14 @@ static inline vf gate(vf x, int64_t kind) {
     return load(lane);
 }
 
+static inline void gate_all(const float* g, const float* u, int64_t k, int64_t kind, float* out) {
+    for (int64_t i = 0; i < k; i += W) {
+        const int n = static_cast<int>(least(W, k - i));
+        if (n == W) store(out + i, mul(gate(load(g + i), kind), load(u + i)));
+        else store_n(out + i, mul(gate(load_n(g + i, n), kind), load_n(u + i, n)), n);
+    }
+}
+
 // gate_up, rows, kind, act
 static void glu(Context& c, const int64_t* w) {
     const float* gate_up = ptr<const float>(w[0]);
@@ -123,11 +135,7 @@ static void glu(Context& c, const int64_t* w) {
     each_row(c, w[1], a.k * 4, [&](int64_t r) {
         const float *g = gate_up + r * 2 * a.k, *u = g + a.k;
         float* out = a.rows + r * a.k;
-        for (int64_t i = 0; i < a.k; i += W) {
-            const int n = static_cast<int>(least(W, a.k - i));
-            if (n == W) store(out + i, mul(gate(load(g + i), kind), load(u + i)));
-            else store_n(out + i, mul(gate(load_n(g + i, n), kind), load_n(u + i, n)), n);
-        }
+        gate_all(g, u, a.k, kind, out);
         quantize(a, r);
     });
 }

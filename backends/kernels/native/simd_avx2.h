@@ -127,29 +127,20 @@ static inline void transpose16(const float* rows, int64_t stride, int64_t width,
 
 template <class T> static inline bool narrow_columns(const T*, int64_t, float*) { return false; }
 
+}  // namespace GAINZ_NS
+
+#if !defined(GAINZ_VNNI256)
+#define GAINZ_PANELS
+#include "nibbles.h"
+#else
+
+namespace GAINZ_NS {
+
 // ------------------------------------------------------------------------------------------------ integer sums of 8 rows
-#if defined(GAINZ_VNNI256)
 struct Sum {
     __m256i v = _mm256_setzero_si256();
-    void four(__m256i codes, int32_t x) { v = GAINZ_VNNI256(v, codes, _mm256_set1_epi32(x)); }
-    void eight(__m256i codes, int32_t x) { four(codes, x); }
-    __m256i done4() const { return v; }
-    __m256i done8() const { return v; }
+    void add(__m256i codes, int32_t x) { v = GAINZ_VNNI256(v, codes, _mm256_set1_epi32(x)); }
 };
-#else
-// 4 bits: eight products of at most 2 * 15 * 127 fit 16 bits. 8 bits: widened first, since pairs would saturate.
-struct Sum {
-    __m256i v = _mm256_setzero_si256(), w = _mm256_setzero_si256();
-    void four(__m256i codes, int32_t x) { v = _mm256_add_epi16(v, _mm256_maddubs_epi16(codes, _mm256_set1_epi32(x))); }
-    void eight(__m256i codes, int32_t x) {
-        const __m256i wide = _mm256_broadcastsi128_si256(_mm_cvtepi8_epi16(_mm_set1_epi32(x)));
-        v = _mm256_add_epi32(v, _mm256_madd_epi16(_mm256_cvtepu8_epi16(_mm256_castsi256_si128(codes)), wide));
-        w = _mm256_add_epi32(w, _mm256_madd_epi16(_mm256_cvtepu8_epi16(_mm256_extracti128_si256(codes, 1)), wide));
-    }
-    __m256i done4() const { return _mm256_madd_epi16(v, _mm256_set1_epi16(1)); }
-    __m256i done8() const { return _mm256_permute4x64_epi64(_mm256_hadd_epi32(v, w), 0xd8); }
-};
-#endif
 
 // H halves (8 rows each, from `first`) of a 16-row block against M rows of activations
 template <int BITS, int SEG, int M, int H, class Store>
@@ -184,8 +175,8 @@ static inline void halves(const Linear& w, int64_t nb, const Act& act, const int
 #pragma GCC unroll 8
                 for (int m = 0; m < M; m++) {
                     const int32_t* x = (const int32_t*)(act.q + rows[m] * w.padded + s * SEG) + (BITS == 4 ? 2 * j : j);
-                    if (BITS == 4) { total[m][h].four(lo, x[0]); total[m][h].four(hi, x[1]); }
-                    else total[m][h].eight(lo, x[0]);
+                    total[m][h].add(lo, x[0]);
+                    if (BITS == 4) total[m][h].add(hi, x[1]);
                 }
             }
         for (int m = 0; m < M; m++) {
@@ -193,7 +184,7 @@ static inline void halves(const Linear& w, int64_t nb, const Act& act, const int
             const int32_t owed = (SEG == 32 ? act.minus8 : act.minus8_16)[at_segment] * (BITS == 4 ? 1 : 16);
             const vf scale = set1(act.scale[at]), debt = set1((SEG == 32 ? act.sum32 : act.sum16)[at_segment]);
             for (int h = 0; h < H; h++) {
-                __m256i i = BITS == 4 ? total[m][h].done4() : total[m][h].done8();
+                __m256i i = total[m][h].v;
                 if (centred) i = _mm256_add_epi32(i, _mm256_set1_epi32(owed));
                 acc[m][h] = fma(_mm256_cvtepi32_ps(i), mul(sw[h], scale), acc[m][h]);
                 if (!centred) acc[m][h] = fma(off[h], debt, acc[m][h]);
@@ -212,3 +203,4 @@ static inline void tile(const Linear& w, int64_t nb, const Act& act, const int64
 }
 
 }  // namespace GAINZ_NS
+#endif
