@@ -140,11 +140,12 @@ class Flow:
         answers, asked = self.page.answers, answer.about
         answers.watch(asked.chat.id)
         try:
-            seen, silent = 0, 0.0
+            seen, silent, buttons = 0, 0.0, self._busy()        # the buttons once: a widget that is told the same costs the browser, too
             while answer.running:
                 if answer.version > seen:
                     seen, silent = answer.version, 0.0
-                    yield self._running(words, asked, answer)
+                    yield self._running(words, asked, answer) | buttons
+                    buttons = {}
                 elif silent >= HEARTBEAT:
                     silent = 0.0
                     yield gr.skip()
@@ -160,7 +161,7 @@ class Flow:
         view = answer.view()
         stats = show.figures(view, asked.info, asked.prompt_tokens, asked.sampling)
         return {self.parts["chatbot"]: show.messages(words, asked.chat, asked.prefix + view.text),
-                self.parts["stats"]: shown(show.strip(words, stats, view) + drafting.marks(view.runs, asked.prefix)), **self._busy()}
+                self.parts["stats"]: shown(show.strip(words, stats, view) + drafting.marks(view.runs, asked.prefix))}
 
     def _ended(self, words: str, asked: Asked, answer: Answer) -> Update:
         view = answer.view()
