@@ -35,10 +35,10 @@ def body(request: Request, model: str, dialect: Dialect, counts: bool = True) ->
 
 def _bounded(most: int, out: Mapping[str, Any]) -> None:
     """InvalidRequest unless the prompt surely has no more tokens than that: only the other server counts them, but none is less than a
-    byte, and JSON around a message is longer than what a template puts there."""
+    byte, one may begin a text, and JSON around a message is longer than what a template puts there."""
     prompt = out.get("prompt")
-    size = len(prompt) if isinstance(prompt, list) else len(prompt.encode()) if prompt is not None else \
-        len(json.dumps([out["messages"], out.get("tools", [])], ensure_ascii=False).encode("utf-8", "surrogatepass"))
+    text = prompt if isinstance(prompt, str) else json.dumps([out.get("messages"), out.get("tools", [])], ensure_ascii=False)
+    size = len(prompt) if isinstance(prompt, list) else len(text.encode("utf-8", "surrogatepass")) + 1
     if size > most:
         raise InvalidRequest(f"The prompt may have {most} tokens. Another server counts them, so here each of its {size} bytes counts as one.",
                              field="prompt", remedy="Send less, use a key with a higher limit, or ask a local model.")

@@ -58,7 +58,7 @@ def _count(studio: Studio, prompt: Any, model: str | None) -> int:
     if isinstance(prompt, tuple) and all(isinstance(one, int) for one in prompt):
         return len(prompt)
     if isinstance(prompt, str) and studio.model(model).info.path == "remote":
-        return len(prompt.encode())
+        return len(prompt.encode("utf-8", "surrogatepass"))
     return len(studio.tokenize(prompt, model))
 
 
