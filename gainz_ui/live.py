@@ -26,7 +26,7 @@ FRESH = {"cache-control": "no-store"}
 
 def mark(text: str) -> str:
     """Equal for equal texts, short enough for an address."""
-    return f"{zlib.crc32(text.encode("utf-8", "surrogatepass")):08x}"
+    return f"{zlib.crc32(text.encode('utf-8', 'surrogatepass')):08x}"
 
 
 def router(page: Page) -> APIRouter:
