@@ -38,10 +38,12 @@ def _bounded(most: int, out: Mapping[str, Any]) -> None:
     byte, one may begin a text, and JSON around a message is longer than what a template puts there."""
     prompt = out.get("prompt")
     text = prompt if isinstance(prompt, str) else json.dumps([out.get("messages"), out.get("tools", [])], ensure_ascii=False)
-    size = len(prompt) if isinstance(prompt, list) else len(text.encode("utf-8", "surrogatepass")) + 1
+    ids = isinstance(prompt, list)
+    size = len(prompt) if ids else len(text.encode("utf-8", "surrogatepass")) + 1
     if size > most:
-        raise InvalidRequest(f"The prompt may have {most} tokens. Another server counts them, so here each of its {size} bytes counts as one.",
-                             field="prompt", remedy="Send less, use a key with a higher limit, or ask a local model.")
+        how = f"; this one has {size}." if ids else f". Another server counts them, so here each of its {size} bytes counts as one."
+        raise InvalidRequest(f"The prompt may have {most} tokens{how}", field="prompt",
+                             remedy="Send less, use a key with a higher limit, or ask a local model.")
 
 
 def message(turn: Message) -> dict[str, Any]:
