@@ -23,19 +23,40 @@ FIXTURES = Path(__file__).parent / "fixtures"
 
 @pytest.fixture
 def house(tmp_path):
-    (tmp_path / "models").mkdir()
+    return furnished(tmp_path)
+
+
+def furnished(folder: Path) -> Path:
+    (folder / "models").mkdir()
     for name in ("llama-fp16", "llama-autogptq-4bit-g128"):
-        (tmp_path / "models" / name).symlink_to(FIXTURES / name, target_is_directory=True)
-    (tmp_path / "prompts.txt").write_text("one\ntwo\nthree\nfour\nfive\nsix\n")
-    return tmp_path
+        (folder / "models" / name).symlink_to(FIXTURES / name, target_is_directory=True)
+    (folder / "prompts.txt").write_text("one\ntwo\nthree\nfour\nfive\nsix\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory):
+    """A studio whose engine process and calibration serve several tests, and its house."""
+    folder = furnished(tmp_path_factory.mktemp("bench"))
+    studio = Studio(settings(folder))
+    yield studio, folder
+    studio.close()
+
+
+@pytest.fixture
+def studio(engine):
+    yield engine[0]
+    for name in list(engine[0].loaded()):
+        engine[0].unload(name)
+
+
+@pytest.fixture
+def six(engine) -> Workload:
+    return from_file(engine[1] / "prompts.txt", 8)
 
 
 def settings(house):
     return Settings(models=house / "models", outputs=house / "outputs", logs=house / "logs")
-
-
-def work(house, tokens=8) -> Workload:
-    return from_file(house / "prompts.txt", tokens)
 
 
 def test_from_the_command_line(house, capsys, monkeypatch):
@@ -69,43 +90,33 @@ def test_what_cannot_be_measured_is_one_line(house, capsys, monkeypatch, words):
     assert code in (1, 2) and out == "" and err.count("Error:") == 1 and "Traceback" not in err
 
 
-def test_one_model_against_itself_with_another_setting_leaves_no_trace(house):
-    studio = Studio(settings(house))
-    try:
-        studio.load("llama-fp16", {"context": 256, "streams": 1})
-        found = bench(studio, Ask((Config("llama-fp16"), Config("llama-fp16", {"kv_type": "int8"})), Design(work(house), pairs=6)), "test",
-                      lambda _: None, Cancel())
-        assert found["cause"] == "kv_type" and found["block"] == 1
-        assert list(studio.loaded()) == ["llama-fp16"]
-        assert found["a"]["resolved"]["context"] == found["b"]["resolved"]["context"] == 256
-    finally:
-        studio.close()
+def test_one_model_against_itself_with_another_setting_leaves_no_trace(studio, six):
+    studio.load("llama-fp16", {"context": 256, "streams": 1})
+    found = bench(studio, Ask((Config("llama-fp16"), Config("llama-fp16", {"kv_type": "int8"})), Design(six, pairs=6)), "test",
+                  lambda _: None, Cancel())
+    assert found["cause"] == "kv_type" and found["block"] == 1
+    assert list(studio.loaded()) == ["llama-fp16"]
+    assert found["a"]["resolved"]["context"] == found["b"]["resolved"]["context"] == 256
 
 
-def test_plain_against_drafted_is_one_load(house):
+def test_plain_against_drafted_is_one_load(studio, six):
     """Both sides are the same model with the same settings: it is in memory once, and gone afterwards."""
-    studio, seen = Studio(settings(house)), []
-    try:
-        ask = Ask((Config("llama-fp16"), Config.parse("llama-fp16,draft=lookup:2")), Design(work(house), pairs=6))
-        found = bench(studio, ask, "test", lambda _: seen.append(len(studio.loaded())), Cancel())
-        assert found["cause"] == "draft" and max(seen) == 1 and not studio.loaded() and len(found["pairs"]) == 6
-    finally:
-        studio.close()
+    seen = []
+    ask = Ask((Config("llama-fp16"), Config.parse("llama-fp16,draft=lookup:2")), Design(six, pairs=6))
+    found = bench(studio, ask, "test", lambda _: seen.append(len(studio.loaded())), Cancel())
+    assert found["cause"] == "draft" and max(seen) == 1 and not studio.loaded() and len(found["pairs"]) == 6
 
 
-def test_sides_that_do_not_fit_together_take_turns(house, monkeypatch):
+def test_sides_that_do_not_fit_together_take_turns(studio, six, monkeypatch):
     """Each is loaded when its turn comes and not for a look at what it is: to be known, to calibrate, to warm up, for the block."""
     monkeypatch.setattr(staging, "free_memory", lambda device: 1)
     monkeypatch.setattr(protocol, "AGAIN", 0)                   # once more, because of noise, is two more loads
-    studio, seen, loads = Studio(settings(house)), [], []
+    seen, loads = [], []
     monkeypatch.setattr(studio.host, "load", lambda name, *rest, load=studio.host.load: loads.append(name) or load(name, *rest))
-    try:
-        ask = Ask((Config("llama-fp16"), Config("llama-autogptq-4bit-g128")), Design(work(house), pairs=staging.BLOCK))
-        found = bench(studio, ask, "test", lambda _: seen.append(len(studio.loaded())), Cancel())
-        assert found["block"] == len(found["pairs"]) == staging.BLOCK and max(seen) == 1 and len(loads) <= 7, loads
-        assert not studio.loaded()
-    finally:
-        studio.close()
+    ask = Ask((Config("llama-fp16"), Config("llama-autogptq-4bit-g128")), Design(six, pairs=staging.BLOCK))
+    found = bench(studio, ask, "test", lambda _: seen.append(len(studio.loaded())), Cancel())
+    assert found["block"] == len(found["pairs"]) == staging.BLOCK and max(seen) == 1 and len(loads) <= 7, loads
+    assert not studio.loaded()
 
 
 def test_the_ceiling_is_bytes_over_bandwidth():

@@ -20,10 +20,26 @@ OPTIONS = Fp16Options(context=256, streams=2, dtype="float32", kernels="ref", th
 
 
 @pytest.fixture
-def host(tmp_path):
+def fresh(tmp_path):
+    """An engine process that has loaded nothing yet: where its memory is measured."""
     made = EngineHost(logs=tmp_path / "logs")
     yield made
     made.close()
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory):
+    made = EngineHost(logs=tmp_path_factory.mktemp("engine"))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def host(running):
+    """One for all that is about answers."""
+    yield running
+    for name in list(running.models()):
+        running.unload(name)
 
 
 def load(host, fixture: str, name: str | None = None):
@@ -105,25 +121,25 @@ def test_a_chat_without_a_template_is_refused_across_the_pipe(host):
         model.generate(ask(4, (Message("user", "hello"),)), Cancel())
 
 
-def test_ten_loads_beside_one_that_stays_give_the_memory_back(host, tmp_path):
-    load(host, "llama-fp16", "stays")
-    child, resident = psutil.Process(host._link.pid), []
+def test_ten_loads_beside_one_that_stays_give_the_memory_back(fresh, tmp_path):
+    load(fresh, "llama-fp16", "stays")
+    child, resident = psutil.Process(fresh._link.pid), []
     for cycle in range(10):
-        model = load(host, ("qwen2-fp16", "llama-fp16")[cycle % 2], "guest")
+        model = load(fresh, ("qwen2-fp16", "llama-fp16")[cycle % 2], "guest")
         assert len(ids(model.generate(ask(16), Cancel()))) == 16
-        host.unload("guest")
+        fresh.unload("guest")
         resident.append(child.memory_info().rss)
     assert max(resident[2:]) <= resident[1] * 1.05, [rss >> 20 for rss in resident]
     assert "still refer to it" not in (tmp_path / "logs" / "engine.log").read_text()      # the weak reference died each time
-    assert set(host.models()) == {"stays"}
-    assert len(ids(host.model("stays").generate(ask(4), Cancel()))) == 4
+    assert set(fresh.models()) == {"stays"}
+    assert len(ids(fresh.model("stays").generate(ask(4), Cancel()))) == 4
 
 
-def test_the_estimate_is_not_below_what_a_load_takes(host):
+def test_the_estimate_is_not_below_what_a_load_takes(fresh):
     from backends.base import ModelDir
     from backends.estimate import estimate
     expected = estimate(ModelDir.of(FIXTURES / "llama-fp16"), OPTIONS)
-    info = load(host, "llama-fp16").info
+    info = load(fresh, "llama-fp16").info
     assert info.weights_bytes <= expected.weights * 1.02 and info.peak_bytes <= expected.total
 
 
@@ -137,17 +153,17 @@ def starter() -> Path | None:
 @pytest.mark.slow
 @pytest.mark.starter
 @pytest.mark.skipif(starter() is None, reason="the starter model is not in models/")
-def test_ten_loads_of_the_starter_in_turn_with_another_format_give_the_memory_back(host):
+def test_ten_loads_of_the_starter_in_turn_with_another_format_give_the_memory_back(fresh):
     from backends.base import LocalOptions
-    load(host, "llama-fp16", "stays")
-    child, resident = psutil.Process(host._link.pid), []
+    load(fresh, "llama-fp16", "stays")
+    child, resident = psutil.Process(fresh._link.pid), []
     for cycle in range(10):
         if cycle % 2:
-            model = load(host, "qwen2-fp16", "guest")
+            model = load(fresh, "qwen2-fp16", "guest")
         else:
             options = LocalOptions(context=1024, streams=2, device="cpu", threads=1)
-            model = host.load("guest", starter(), "gguf", options, lambda _: None, Cancel())
+            model = fresh.load("guest", starter(), "gguf", options, lambda _: None, Cancel())
         assert len(ids(model.generate(ask(32, "The capital of France is"), Cancel()))) == 32
-        host.unload("guest")
+        fresh.unload("guest")
         resident.append(child.memory_info().rss)
     assert max(resident[2:]) <= resident[1] * 1.05, [rss >> 20 for rss in resident]
