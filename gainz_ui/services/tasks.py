@@ -6,11 +6,12 @@ cancel and results; refuses to know what the work is.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Literal
 
 from backends.base import Cancel, Cancelled, GainzError, Progress, ProgressFn
@@ -44,6 +45,12 @@ class Task:
     @property
     def running(self) -> bool:
         return not self._finished.is_set()
+
+    async def looks(self, every: float) -> AsyncIterator[None]:
+        """A turn at once and one every so many seconds until the work has ended: for a page that watches."""
+        while self.running:
+            yield
+            await asyncio.sleep(every)
 
     @property
     def seconds(self) -> float:

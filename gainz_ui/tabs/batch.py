@@ -113,12 +113,11 @@ class Running:
 
     async def _watch(self, words: str, task: Any) -> AsyncIterator[dict]:
         p, made = self.parts, self.batches[task.subject]
-        while task.running:
+        async for _ in task.looks(PERIOD):
             now = made.standing()
             yield {p["run"]: gr.Button(visible=False), p["pause"]: gr.Button(visible=now.state == "running"),
                    p["resume"]: gr.Button(visible=now.state == "paused"), p["cancel"]: gr.Button(visible=True),
                    p["work"]: shown(render(words, task.subject, now)), p["files"]: gr.File(visible=False)}
-            await asyncio.sleep(PERIOD)
         files = [str(path) for path in (made.plan.output, failures_of(made.plan.output)) if path.exists()]
         yield {p["run"]: gr.Button(visible=True), **{p[name]: gr.Button(visible=False) for name in ("pause", "resume", "cancel")},
                p["work"]: shown(render(words, task.subject, made.standing())), p["files"]: gr.File(files, visible=bool(files))}

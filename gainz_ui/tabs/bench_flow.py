@@ -115,10 +115,9 @@ class Flow:
 
     async def _watch(self, words: str, task: Any) -> AsyncIterator[Update]:
         p, pace = self.parts, self.paces.get(task.number) or Pace()
-        while task.running:
+        async for _ in task.looks(PERIOD):
             yield {p["run"]: gr.Button(visible=False), p["cancel"]: gr.Button(visible=True),
                    p["work"]: shown(show.work(words, task, pace.left(task.progress), pace.repeated))}
-            await asyncio.sleep(PERIOD)
         yield await asyncio.to_thread(self._ended, words, task)
 
     def _ended(self, words: str, task: Any) -> Update:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -99,9 +98,8 @@ class Past:
                 return
             config = past.configs(report)[0 if arm == "a" else 1]
             task = self.page.tasks.start("load", config.model, lambda progress, cancel: self._load(config, progress, cancel))
-            while task.running:
+            async for _ in task.looks(PERIOD):
                 yield {p["used"]: shown(work(words, [task]))}
-                await asyncio.sleep(PERIOD)
             if task.error is not None:
                 yield {p["used"]: shown(html.refusal(words, task.error))}
                 return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -76,11 +75,10 @@ class Offer:
 
     async def _watch(self, words: str, task: Any, prompt: str) -> AsyncIterator[Update]:
         p = self.parts
-        while task.running:
+        async for _ in task.looks(PERIOD):
             yield {p["offer_card"]: gr.Column(visible=True), p["offer"]: gr.Button(visible=False),
                    p["offer_cancel"]: gr.Button(visible=True),
                    p["offer_free"]: gr.Button(visible=False), p["offer_work"]: shown(work(words, [task]))}
-            await asyncio.sleep(PERIOD)
         yield {p["offer"]: gr.Button(visible=True), p["offer_cancel"]: gr.Button(visible=False),
                **self._ended(words, task, prompt)}
 

@@ -3,7 +3,6 @@ began it."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -71,11 +70,10 @@ class Measuring:
 
     async def _watch(self, words: str, task: Any) -> AsyncIterator[Update]:
         p = self.parts
-        while task.running:
+        async for _ in task.looks(PERIOD):
             yield {p["measure"]: gr.Button(visible=False), p["measure_cancel"]: gr.Button(visible=True),
                    p["measure_free"]: gr.Button(visible=False),
                    p["measure_work"]: shown(work(words, [task]))}
-            await asyncio.sleep(PERIOD)
         yield self._ended(words, task)
 
     def _ended(self, words: str, task: Any) -> Update:

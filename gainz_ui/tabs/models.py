@@ -245,10 +245,9 @@ class Models:
     async def _watch(self, words: str, task: Any, said: Any = None) -> AsyncIterator[Any]:
         """Until ``task`` is over; its outcome goes to ``said``, else beside the chosen model."""
         p = self.parts
-        while task.running:
+        async for _ in task.looks(PERIOD):
             board = show.work(words, [t for t in self.page.tasks.running() if t.kind != "start"])
             yield {p["work"]: shown(board), p["cancel"]: gr.Button(visible=True), p["load"]: gr.Button(visible=False)}
-            await asyncio.sleep(PERIOD)
         rest = [t for t in self.page.tasks.running() if t.kind != "start"]
         yield {
             p["work"]: shown(show.work(words, rest)),
