@@ -128,7 +128,7 @@ def make_request(prompt: str | tuple[Message, ...], given: Mapping[str, Any]) ->
         fields[name] = whole(fields[name])
     fields["stop"] = listed("stop", (fields["stop"],) if isinstance(fields["stop"], str) else fields["stop"])
     fields["stop_ids"] = tuple(map(whole, listed("stop_ids", fields["stop_ids"])))
-    fields["logit_bias"] = biases(fields["logit_bias"] or {})
+    fields["logit_bias"] = biases(fields["logit_bias"])
     draft = DraftSpec.asked(optional_text("draft", given["draft"]), whole(given["draft_length"]))
     return Request(prompt, Sampling(**fields), draft, time_limit=given["time_limit"])
 

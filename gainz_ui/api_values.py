@@ -1,7 +1,8 @@
-"""Values of Gradio's client that JSON cannot promise the kind of: checked by name, so that a wrong one is one clear error. Pure."""
+"""Values of a client that JSON cannot promise the kind of: checked by name, so that a wrong one is one clear error. Pure."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -46,7 +47,9 @@ def mapping(name: str, value: Any) -> dict[str, Any]:
 
 
 def biases(given: Any) -> tuple[tuple[int, float], ...]:
-    try:
-        return tuple((int(key), float(value)) for key, value in dict(given).items())
-    except (TypeError, ValueError) as error:
-        raise InvalidRequest("logit_bias maps token ids to numbers.", field="logit_bias") from error
+    """JSON has only text as keys: they must be token ids all the same. Which ids and values there may be, `Sampling` says."""
+    found = mapping("logit_bias", given)
+    for key in found:
+        if not re.fullmatch(r"-?[0-9]{1,11}", str(key)):
+            raise InvalidRequest("logit_bias maps token ids to numbers.", field="logit_bias", key=str(key)[:40])
+    return tuple((int(key), value) for key, value in found.items())

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections.abc import AsyncIterator
 from dataclasses import asdict, replace
 from typing import Any, Literal
@@ -22,6 +21,7 @@ from gainz_ui import __version__
 from gainz_ui.api import described, limits, metrics
 from gainz_ui.api.bridge import Answer, watch_disconnect
 from gainz_ui.api.errors import body as error_shape, error_body
+from gainz_ui.api_values import biases
 from gainz_ui.services.gpu import GpuWatch
 from gainz_ui.services.startup import Startup
 from gainz_ui.services.studio import Studio
@@ -90,7 +90,7 @@ def to_request(body: GenerateBody) -> Request:
         prompt = body.prompt if isinstance(body.prompt, str) else tuple(body.prompt or ())
     stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
     sampling = Sampling(**{name: getattr(body, name) for name in _PLAIN}, stop=stop, stop_ids=tuple(body.stop_ids or ()),
-                        logit_bias=biases(body.logit_bias or {}))
+                        logit_bias=biases(body.logit_bias))
     draft = DraftSpec(body.draft) if isinstance(body.draft, str) else body.draft.spec() if body.draft else None
     return Request(prompt, sampling, draft, time_limit=body.time_limit)
 
@@ -103,14 +103,6 @@ def _within(request: Request, body: GenerateBody) -> Request:
     allowed = request.sampling.max_tokens                   # by the key
     most = TEXT_TOKENS if allowed is None else min(allowed, TEXT_TOKENS)
     return replace(request, sampling=replace(request.sampling, max_tokens=most))
-
-
-def biases(given: dict[str, float]) -> tuple[tuple[int, float], ...]:
-    """JSON has only text as keys: they must be token ids all the same."""
-    for key in given:
-        if not re.fullmatch(r"-?[0-9]{1,11}", key):
-            raise InvalidRequest("The keys of logit_bias are token ids.", field="logit_bias", key=key[:40])
-    return tuple((int(key), value) for key, value in given.items())
 
 
 # ---------------------------------------------------------------------------------------------- answers

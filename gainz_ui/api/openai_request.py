@@ -9,8 +9,8 @@ from typing import Any
 
 from backends.base import MAX_CHOICES, MAX_LOGPROBS, DraftSpec, InvalidRequest, Message, Request, Sampling
 from gainz_ui.api import openai_tools as tools
-from gainz_ui.api.native import biases
 from gainz_ui.api.openai_schema import ChatBody, ChatMessage, CompletionBody, SamplingBody
+from gainz_ui.api_values import biases
 
 TEMPLATES_OWN = {"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"}
 
@@ -105,7 +105,7 @@ def _sampling(body: SamplingBody, most: int | None, logprobs: int | None, name: 
     stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
     return Sampling(temperature=1.0 if body.temperature is None else body.temperature, top_p=1.0 if body.top_p is None else body.top_p,
                     n=1 if body.n is None else body.n, max_tokens=most, stop=stop, stop_ids=tuple(body.stop_ids or ()),
-                    logit_bias=biases(body.logit_bias or {}), logprobs=logprobs, **values)
+                    logit_bias=biases(body.logit_bias), logprobs=logprobs, **values)
 
 
 def _most(body: ChatBody) -> int | None:
