@@ -132,15 +132,23 @@ class Server:
 
     def stop(self) -> float:
         """Seconds from SIGTERM to the end."""
-        began = time.monotonic()
-        self.process.send_signal(signal.SIGTERM)
         try:
-            self.process.wait(30)
+            return ended(self.process)
         finally:
-            if self.process.poll() is None:
-                self.process.kill()
             self.process.stderr.close()
-        return time.monotonic() - began
+
+
+def ended(process: subprocess.Popen, patience: float = 30) -> float:
+    """Seconds from SIGTERM to the end of a server; one that outlasts ``patience`` is killed, and raises."""
+    began = time.monotonic()
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(patience)
+    finally:
+        if process.poll() is None:
+            process.kill()
+    return time.monotonic() - began
 
 
 class Soak:

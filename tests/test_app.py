@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -17,6 +16,8 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+
+from benchmarks.soak import ended
 
 ROOT = Path(__file__).parents[1]
 FIXTURE = ROOT / "tests" / "fixtures" / "llama-fp16"
@@ -73,17 +74,11 @@ class Program:
 
     def stop(self) -> float:
         """Seconds from SIGTERM to the end."""
-        began = time.monotonic()
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
         try:
-            self.process.wait(30)
+            return ended(self.process)
         finally:
-            if self.process.poll() is None:
-                self.process.kill()
             self.process.stdout.close()
             self.listener.join(5)
-        return time.monotonic() - began
 
 
 @pytest.fixture(scope="module")
