@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from backends.compress.pack import awq_gemm, from_gptq_v1, gptq_v1, unwords, wor
 from backends.kernels import QWeight
 from backends.recipe import QuantizeOptions, check_group, fitting_groups
 from backends.registry import load_model
+from gainz_ui import cli
 
 ROOT = Path(__file__).parents[1]
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -233,6 +235,13 @@ def make(tmp_path: Path, source: Path = FIXTURES / "llama-fp16", name: str = "ou
     return folder, manifest
 
 
+@pytest.fixture(scope="module")
+def usual(tmp_path_factory):
+    """usual(method) → what `make` makes with the usual choices: made once, to be read only."""
+    home = tmp_path_factory.mktemp("usual")
+    return cache(lambda method: make(home, name=method, method=method))
+
+
 def logits(path: Path, ids: list[int]) -> torch.Tensor:
     from backends.base import Step
     model = load_model(path, kernels="ref", dtype="float32", streams=1, context=64)
@@ -301,11 +310,11 @@ def reader(folder: Path):
     return PackedFiles(model, {"gptq": GptqLayout, "awq": AwqLayout}[quantization.method](quantization))
 
 
-def test_awq_folds_scales_into_norms_values_and_gates_without_changing_the_layer(tmp_path):
+def test_awq_folds_scales_into_norms_values_and_gates_without_changing_the_layer(usual):
     """All four inputs of a Llama layer have a place for the scale: no note says otherwise, and norms have changed (not all:
     where no scale helps it is 1)."""
     from safetensors.torch import load_file
-    folder, manifest = make(tmp_path, method="awq")
+    folder, manifest = usual("awq")
     assert manifest["notes"] == []
     before, after = load_file(FIXTURES / "llama-fp16" / "model.safetensors"), load_file(folder / "model.safetensors")
     norms = [name for name in before if name.endswith("layernorm.weight")]
@@ -325,8 +334,8 @@ class Interrupt:
 
 
 @pytest.mark.parametrize("method", ["gptq", "awq"])
-def test_a_cancelled_job_goes_on_where_it_stopped_and_gives_the_same_bytes(tmp_path, method):
-    whole, _ = make(tmp_path, name="whole", method=method)
+def test_a_cancelled_job_goes_on_where_it_stopped_and_gives_the_same_bytes(tmp_path, usual, method):
+    whole, _ = usual(method)
     interrupt = Interrupt(2)
     with pytest.raises(Cancelled):
         make(tmp_path, name="cut", cancel=interrupt.cancel, progress=interrupt, method=method)
@@ -345,23 +354,23 @@ def test_parts_of_other_settings_are_not_gone_on_with(tmp_path):
     assert manifest["resumed_layers"] == 0 and not (folder / "stray.bin").exists()
 
 
-def test_a_quantized_model_is_refused_as_a_source(tmp_path):
-    folder, _ = make(tmp_path)
+def test_a_quantized_model_is_refused_as_a_source(tmp_path, usual):
+    folder, _ = usual("gptq")
     with pytest.raises(NotSupported, match="quantized already"):
         make(tmp_path, folder, name="again")
 
 
-def test_without_room_to_play_back_the_outcome_is_the_same(tmp_path, monkeypatch):
-    kept, _ = make(tmp_path, name="kept")
+def test_without_room_to_play_back_the_outcome_is_the_same(tmp_path, usual, monkeypatch):
+    kept, _ = usual("gptq")
     from backends.compress import stream
     monkeypatch.setattr(stream.Memo.__init__, "__defaults__", (0,))
     computed, _ = make(tmp_path, name="computed")
     assert (kept / "model.safetensors").read_bytes() == (computed / "model.safetensors").read_bytes()
 
 
-def test_a_large_checkpoint_is_written_in_shards(tmp_path, monkeypatch):
+def test_a_large_checkpoint_is_written_in_shards(tmp_path, usual, monkeypatch):
     from backends.compress import writer
-    whole, _ = make(tmp_path, name="whole")
+    whole, _ = usual("gptq")
     monkeypatch.setattr(writer.merge, "__defaults__", (1 << 20,))
     folder, _ = make(tmp_path, name="shards")
     shards = sorted(path.name for path in folder.glob("model-*.safetensors"))
@@ -403,7 +412,7 @@ def models(tmp_path):
     return tmp_path / "models"
 
 
-def test_the_command_makes_a_model_of_the_catalog(models):
+def test_the_command_makes_a_model_of_the_catalog(models, capsys):
     running = command("--models", str(models), "--model", "tiny", "--out", "small", "--method", "awq", "--json")
     out, err = running.communicate(timeout=240)
     assert running.returncode == 0, err
@@ -414,8 +423,8 @@ def test_the_command_makes_a_model_of_the_catalog(models):
     assert manifest == json.loads((models / "small" / "manifest.json").read_text())
     from gainz_ui.services.store import Store
     assert Store(models).verify("small").ok
-    again = command("--models", str(models), "--model", "tiny", "--out", "small")
-    assert again.wait(timeout=120) == 1 and "not overwritten" in again.stderr.read()
+    assert cli.main(["quantize", "--models", str(models), "--model", "tiny", "--out", "small"]) == 1
+    assert "not overwritten" in capsys.readouterr().err
 
 
 def test_a_signal_cancels_and_leaves_no_half_model(models):
@@ -434,10 +443,9 @@ def test_a_signal_cancels_and_leaves_no_half_model(models):
 @pytest.mark.parametrize(("arguments", "words"), [
     (("--group", "1024"), "256, 512 input features"), (("--bits", "5"), "bits must be one of"),
     (("--method", "awq", "--bits", "3"), "4-bit weights")])
-def test_wrong_arguments_end_with_2(models, arguments, words):
-    running = command("--models", str(models), "--model", "tiny", *arguments)
-    _, err = running.communicate(timeout=120)
-    assert running.returncode == 2 and words in err
+def test_wrong_arguments_end_with_2(models, capsys, arguments, words):
+    assert cli.main(["quantize", "--models", str(models), "--model", "tiny", *arguments]) == 2
+    assert words in capsys.readouterr().err
 
 
 def test_options_say_what_decides_the_outcome():
