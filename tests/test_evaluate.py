@@ -18,6 +18,7 @@ from backends import evaluate
 from backends.base import Cancel, Cancelled, ContextTooLong, InvalidRequest, NotSupported, Vocab
 from backends.evaluate import DecoderScorer, ModuleScorer, clustered, compare, perplexity, windows
 from backends.registry import load_model
+from gainz_ui import cli
 
 ROOT, FIXTURES = Path(__file__).parents[1], Path(__file__).parent / "fixtures"
 VOCAB = Vocab(5, frozenset(), "five")
@@ -118,7 +119,7 @@ def test_a_decoder_and_transformers_give_the_same_measures(monkeypatch):
     model.close()
 
 
-def test_the_command_measures_two_models(tmp_path):
+def test_the_command_measures_two_models(tmp_path, capsys):
     models = tmp_path / "models"
     for name in ("one", "two"):
         shutil.copytree(FIXTURES / "llama-fp16", models / name)
@@ -138,7 +139,7 @@ def test_the_command_measures_two_models(tmp_path):
     assert found["windows"] == 2 and found["tokens"] == 62 and {"kl_p99", "kl_median", "perplexity_se",
                                                                 "text_sha256"} <= found.keys()
     assert any("compare" in line for line in done.stderr.splitlines())
-    missing = measure("--model", "three")
-    assert missing.returncode == 1 and json.loads(missing.stderr.splitlines()[-1])["error"]["code"] == "model_not_found"
-    wrong = measure("--model", "two", "--window-tokens", "1")
-    assert wrong.returncode == 2
+    command = ["quality", "--models", str(models), "--ref", "one", "--json"]
+    assert cli.main([*command, "--model", "three"]) == 1
+    assert json.loads(capsys.readouterr().err.splitlines()[-1])["error"]["code"] == "model_not_found"
+    assert cli.main([*command, "--model", "two", "--window-tokens", "1"]) == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import io
 import json
 import os
 import re
@@ -10,7 +11,9 @@ import shutil
 import stat
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -24,7 +27,19 @@ ROOT = Path(__file__).parents[1]
 
 
 def run(*arguments, **more):
+    """As a person does, in a process of its own."""
     return subprocess.run([sys.executable, "app.py", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=60, **more)
+
+
+def call(*arguments):
+    """The same in this process, which is much sooner; for what starts nothing."""
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        try:
+            code = cli.main(arguments)
+        except SystemExit as ended:
+            code = ended.code
+    return SimpleNamespace(returncode=code, stdout=out.getvalue(), stderr=err.getvalue())
 
 
 # ---------------------------------------------------------------------------------------------- made files
@@ -126,8 +141,10 @@ def test_every_command_has_help_and_is_real():
     found = cli.scan()
     assert {"serve", "doctor", "models", "pull", "import", "verify", "remove"} <= set(found) and list(found)[0] == "serve"
     for name in found:
-        answer = run(name, "--help")
+        answer = call(name, "--help")
         assert answer.returncode == 0 and found[name].HELP.split()[0] in answer.stdout
+    whole = run("--help")
+    assert whole.returncode == 0 and all(name in whole.stdout for name in found)
 
 
 def test_options_without_a_command_mean_serve():
@@ -141,7 +158,7 @@ def test_options_without_a_command_mean_serve():
 @pytest.mark.parametrize("arguments", [["bench"], ["--nonsense"], ["serve", "--port", "x"], ["serve", "--port", "70000"],
                                        ["models", "--port", "1"], ["pull"], ["serve", "--config", "/nowhere.toml"]])
 def test_a_wrong_argument_is_exit_code_2(arguments):
-    answer = run(*arguments)
+    answer = call(*arguments)
     assert answer.returncode == 2 and answer.stdout == "" and answer.stderr
     assert "Traceback" not in answer.stderr
 
@@ -153,7 +170,7 @@ def test_a_misspelt_environment_variable_is_named():
 
 def test_what_cannot_be_done_is_exit_code_1_and_one_line(tmp_path):
     for arguments in (["verify", "absent"], ["remove", "absent"], ["remove", "../x"], ["import", str(tmp_path / "absent")]):
-        answer = run(*arguments, "--models", str(tmp_path))
+        answer = call(*arguments, "--models", str(tmp_path))
         assert answer.returncode == 1 and answer.stdout == ""
         (line,) = answer.stderr.splitlines()
         assert line.startswith("Error: ")
@@ -162,20 +179,20 @@ def test_what_cannot_be_done_is_exit_code_1_and_one_line(tmp_path):
 def test_import_models_verify_remove_from_the_command_line(tmp_path):
     models = ("--models", str(tmp_path / "models"))
     fixture = ROOT / "tests" / "fixtures" / "llama-fp16"
-    assert run("import", str(fixture), "--name", "tiny", *models).stdout == "tiny\n"
+    assert call("import", str(fixture), "--name", "tiny", *models).stdout == "tiny\n"
     listed = run("models", "--json", *models)
     (entry,) = json.loads(listed.stdout)
     size = sum(file.stat().st_size for file in (tmp_path / "models" / "tiny").iterdir() if file.name != "manifest.json")
     assert list(entry)[:5] == ["name", "format", "bits", "revision", "bytes"] and listed.returncode == 0
     assert (entry["name"], entry["format"], entry["bits"]) == ("tiny", "safetensors float16", 16) and 0 <= entry["bytes"] - size < 5000
-    assert run("verify", "tiny", *models).returncode == 0
+    assert call("verify", "tiny", *models).returncode == 0
     weights = tmp_path / "models" / "tiny" / "model.safetensors"
     data = bytearray(weights.read_bytes())
     data[-1] ^= 1
     weights.write_bytes(data)
-    bad = run("verify", "tiny", *models)
+    bad = call("verify", "tiny", *models)
     assert bad.returncode == 1 and "checksum" in bad.stdout and "fetch it again" in bad.stderr
-    assert run("remove", "tiny", *models).returncode == 0
+    assert call("remove", "tiny", *models).returncode == 0
     assert not (tmp_path / "models" / "tiny").exists()
 
 
