@@ -57,8 +57,8 @@ def register(studio: Studio, jobs: Jobs) -> None:
         yield from run(spoken(lambda: make_request(turns, given)), given["model"], given["stream"], given["who"])
 
     def models() -> list[dict]:
-        """Everything in models/, loadable or not with the reason, and what is loaded."""
-        return [plain(asdict(entry), "folder") for entry in studio.catalog()]
+        """Everything in models/, loadable or not with the reason, and what is loaded. ``size`` is ``bytes`` by its older name."""
+        return [plain(asdict(entry) | {"bytes": entry.size}, "folder") for entry in studio.catalog()]
 
     watched = Monitor(studio)
 

@@ -171,6 +171,7 @@ def test_chat_brings_history_and_system(studio, client):
 def test_models_load_unload(studio, client):
     (entry,) = client.predict(api_name="/models")
     assert entry["folder"] == "models/tiny" and entry["name"] == "tiny" and entry["loaded"] is True and entry["reason"] == ""
+    assert entry["bytes"] == entry["size"]              # as `models --json` calls it
     assert client.predict("tiny", api_name="/unload") == {"unloaded": "tiny"}
     with pytest.raises(AppError, match="No model is loaded"):
         client.predict("a", api_name="/generate")
