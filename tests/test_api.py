@@ -17,7 +17,7 @@ from fastapi import FastAPI
 from backends import base
 from backends.base import GainzError, InvalidRequest, Message, Progress, Sampling
 from gainz_ui.api import errors, native
-from gainz_ui.api.security import BODY_LIMIT, Guard
+from gainz_ui.api.security import BODY_LIMIT, DROP_SECONDS, Guard
 from gainz_ui.services.startup import Startup
 from gainz_ui.services.tasks import Tasks
 from gainz_ui.settings import Settings
@@ -356,7 +356,9 @@ def test_a_body_beyond_the_limit_is_refused_before_it_is_read(client):
     headers = {"content-type": "application/json"}
     assert client.post("/generate", content=big, headers=headers).status_code == 413
     chunks = (big[i:i + 65536] for i in range(0, len(big), 65536))
+    begun = time.monotonic()
     assert client.post("/generate", content=chunks, headers=headers).status_code == 413
+    assert time.monotonic() - begun < DROP_SECONDS, "the last chunk was the one too many: there is no rest to wait for"
     small = iter([b'{"prompt": "a", ', b'"max_tokens": 1}'])
     assert client.post("/generate", content=small, headers=headers).status_code == 200
 

@@ -229,7 +229,7 @@ async def _read_ahead(receive, limit: int):
         parts.append(message.get("body", b""))
         size += len(parts[-1])
         if size > limit:
-            return receive, _too_large(limit)
+            return _replay([{**message, "body": b""}], receive), _too_large(limit)      # whether more comes, whoever drops the rest must know
         if not message.get("more_body"):
             return _replay([{"type": "http.request", "body": b"".join(parts), "more_body": False}], receive), None
 
