@@ -9,7 +9,7 @@ import pytest
 
 from backends.base import Cancel, Event, Message, ModelInfo, Timing, Usage
 from backends.errors import NotMeasurable
-from gainz_ui.services.bench.asking import Nonces
+from gainz_ui.services.bench.asking import AT_MOST, Nonces
 from gainz_ui.services.bench.calm import Weather
 from gainz_ui.services.bench.configs import Config, differences, digest, resolved
 from gainz_ui.services.bench.protocol import AGAIN, WARM_MOST, Design, Measurement, Outcome
@@ -30,15 +30,17 @@ class Clock:
 
 
 class Scripted:
-    """Answers of ``tokens`` tokens, each after ``step()`` seconds. ``cached``: of every prompt. ``vocab``: of its tokenizer."""
+    """Answers of ``tokens`` tokens, each after ``step()`` seconds. ``cached``: of every prompt. ``vocab``: of its tokenizer.
+    ``template``: whether it has one for chats."""
 
-    def __init__(self, clock, step, *, cached=0, path="fused", first=0.0, short=0, vocab="v", finish="length") -> None:
-        self.info = ModelInfo("scripted", "test", "test", path=path, vocab_fingerprint=vocab)
+    def __init__(self, clock, step, *, cached=0, path="fused", first=0.0, short=0, vocab="v", finish="length",
+                 template=False) -> None:
+        self.info = ModelInfo("scripted", "test", "test", path=path, vocab_fingerprint=vocab, chat_template=template)
         self.clock, self.step, self.cached, self.first, self.short = clock, step, cached, first, short
         self.asked, self.log, self.finish = [], None, finish
 
     def tokenize(self, prompt, *, special=True):
-        text = prompt if isinstance(prompt, str) else "".join(turn.content for turn in prompt)
+        text = prompt if isinstance(prompt, str) else "".join(f"<{turn.role}>{turn.content}" for turn in prompt)
         return tuple(map(ord, text))
 
     def generate(self, request, cancel):
@@ -177,12 +179,27 @@ def test_too_few_tokens_are_no_measurement():
         measured(Scripted(clock, steady(0.01)), Scripted(clock, steady(0.01), short=1, finish="cancelled"))
 
 
-def test_a_remote_side_gets_turns_that_begin_with_the_nonce():
+def test_beside_a_remote_side_both_read_the_same_bare_text():
+    """Its template would come before the nonce. Warm: the turns, and the local side's own template."""
     clock = Clock()
-    remote = Scripted(clock, steady(0.01), path="remote")
-    measured(Scripted(clock, steady(0.01)), remote, pairs=6)
-    words = [request.prompt[0].content for request in remote.asked]
-    assert len(set(words)) == len(words) and all(word[:8].isdigit() and word[9:].startswith("question") for word in words)
+    remote, local = Scripted(clock, steady(0.01), path="remote"), Scripted(clock, steady(0.01), template=True)
+    measured(local, remote, pairs=6)
+    words = [request.prompt for request in remote.asked]
+    assert len(set(words)) == len(words) and all(word[:8].isdigit() and word[8:].startswith(" question") for word in words)
+    assert all("".join(map(chr, request.prompt[8:])).startswith("question") for request in local.asked)
+    measured(local, remote, pairs=6, mode="warm")
+    assert remote.asked[-1].prompt == PROMPTS[5] and "".join(map(chr, local.asked[-1].prompt)) == "<user>question 5"
+
+
+@pytest.mark.parametrize(("cached", "ends"), [(AT_MOST, False), (AT_MOST + 1, True)])
+def test_a_server_that_remembers_token_by_token_may_find_the_beginning_again(cached, ends):
+    clock = Clock()
+    sides = Scripted(clock, steady(0.01)), Scripted(clock, steady(0.01), path="remote", cached=cached)
+    if ends:
+        with pytest.raises(NotMeasurable, match="Side B had 10 tokens"):
+            measured(*sides, pairs=6)
+    else:
+        assert len(measured(*sides, pairs=6).pairs) == 6
 
 
 def test_noise_is_measured_again_blindly_and_counted():

@@ -63,6 +63,38 @@ def test_while_calibration_fails_there_is_no_verdict():
     assert made(calibration={"passed": True, "half_width": 0.01})["verdict"] == "FASTER"
 
 
+@pytest.mark.parametrize(("half", "told"), [(0.16, True), (0.6, False), (None, False)])
+def test_a_coarse_calibration_gives_verdicts_beyond_itself_only(half, told):
+    """B is 1.5 times as fast in every pair: beyond ± 16 %, not beyond ± 60 %, nor beyond what is not known."""
+    said = made(calibration={"passed": True, "half_width": half, "pairs": 8})
+    assert said["verdict"] == ("FASTER" if told else "CAN'T TELL") and bool(said["withheld"]) is not told
+    alike = made(outcome((1.0,) * 8), calibration={"passed": True, "half_width": half, "pairs": 8})
+    assert alike["verdict"] == "CAN'T TELL" and alike["withheld"] == "coarse"
+    reach = "?" if half is None else f"{100 * half:.1f}"
+    assert reach in alike["sentence"]
+    for words in LANGUAGES:
+        assert reach in show.sentence(words, alike) and reach in show.about(words, alike)
+    rows = levels({1: outcome((1.0,) * 8), 2: outcome((1.5,) * 8)}, Ask((Config("big"), Config("small")), Design(WORK)), said["calibration"])
+    assert [row["verdict"] for row in rows] == ["CAN'T TELL", said["verdict"]]
+
+
+def test_the_bound_of_a_sound_calibration_is_what_same_needs(tmp_path):
+    """Four times the pairs halve the interval, and then it just fits into ± 2 %."""
+    assert calibration.SOUND == pytest.approx(0.04)
+    records, asked = Records(tmp_path / "logs", tmp_path / "outputs"), []
+
+    def spread(*widths):
+        widths = iter(widths)
+        return lambda: asked.append(1) or outcome([math.exp(width * step) for width in [next(widths)] for step in (-1, 1, -.8, .8, -.6, .6, -.4, .4)])
+
+    coarse = calibration.calibrate(records, spread(0.2, 0.15))
+    assert coarse["passed"] and not calibration.sound(coarse) and coarse["attempts"] == 2, "the better of both"
+    assert calibration.calibrate(records, spread(0.15, 0.2))["attempts"] == 1 and len(asked) == 4, "tried again before each benchmark"
+    fine = calibration.calibrate(records, spread(0.02))
+    assert calibration.sound(fine) and len(asked) == 5
+    assert calibration.calibrate(records, spread(0.2)) == fine and len(asked) == 5
+
+
 def test_calibration_is_kept_when_it_passes_and_tried_again_when_it_does_not(tmp_path):
     records, asked = Records(tmp_path / "logs", tmp_path / "outputs"), []
 
@@ -79,8 +111,9 @@ def test_calibration_is_kept_when_it_passes_and_tried_again_when_it_does_not(tmp
 
 
 def test_calibration_asks_short_answers_of_one_side():
-    wanted = calibration.design(Design(Workload("w", WORK.prompts, 512), drafts=("x", "y"), streams=8))
+    wanted = calibration.design(Design(Workload("w", WORK.prompts[:3], 512), drafts=("x", "y"), streams=8))
     assert (wanted.workload.tokens, wanted.pairs, wanted.streams, wanted.drafts) == (calibration.TOKENS, calibration.PAIRS, 1, (None, None))
+    assert len(wanted.workload.prompts) >= calibration.PAIRS, "prompts enough for an interval, however few are compared"
 
 
 # ---------------------------------------------------------------------------------------------- answers at once

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from gainz_ui import html
 from gainz_ui.i18n import tr
+from gainz_ui.services.bench import calibration
 from gainz_ui.services.bench.history import Change, Entry
+from gainz_ui.services.bench.report import coarseness
 from gainz_ui.services.stats import ALIKE, FASTER, SLOWER
 from gainz_ui.tabs.chat_view import stage
 
 Report = Mapping[str, Any]
 KINDS = {FASTER: "good", SLOWER: "warn", ALIKE: "plain"}
 WORDS = {FASTER: "bench_faster", SLOWER: "bench_slower", ALIKE: "bench_same"}
+TOLD = ("probe", "calibrate", "measure")        # stages of whose notes, in English, the page says all by itself
 AXES = ("speedup", "speed", "ratio", "pair", "probe", "gap", "share", "ceiling", "reached", "bandwidth", "compute", "overhead", "context",
         "streams", "together", "goodput", "decode", "prefill", "ttft", "end_to_end", "throughput")
 
@@ -41,6 +45,8 @@ def sentence(words: str, report: Report) -> str:
     say = lambda key, **values: tr(words, key, **values)  # noqa: E731
     if report["ratio"] is None:
         return say("bench_nothing")
+    if report["withheld"] == "coarse":
+        return say("bench_coarse", reach=coarseness(report))
     if report["withheld"]:
         return say("bench_withheld")
     kind = WORDS.get(report["verdict"])
@@ -116,11 +122,11 @@ def _figure(value: float | None, unit: str, scale: float) -> str:
 def about(words: str, report: Report) -> str:
     """Under which circumstances, and what could not be measured."""
     say = lambda key, **values: tr(words, key, **values)  # noqa: E731
-    where, calibration = report["environment"], report["calibration"]
+    where = report["environment"]
     rows = [(say("bench_workload"), report["workload"]), (say("bench_pairs"), str(len(report["pairs"]))),
             (say("bench_repeated"), str(report["repeated"])), (say("bench_mode"), say(f"bench_{report['mode']}")),
             (say("bench_streams"), str(report["streams"])), (say("bench_bandwidth"), f"{where['bandwidth'] / 1e9:.1f} GB/s"),
-            (say("bench_calibration"), _calibration(words, calibration)),
+            (say("bench_calibration"), _calibration(words, report)),
             (say("bench_energy"), report["energy"]["source"] or say("bench_unmeasurable", reason=report["energy"]["reason"])),
             (say("bench_machine"), f"{where['processor']} · {where['threads']} · {where['system']}"),
             (say("bench_versions"), f"Gainz {where['gainz']} · torch {where['torch']} · Python {where['python']}"),
@@ -128,13 +134,12 @@ def about(words: str, report: Report) -> str:
     return '<div class="gz-stacked">' + "".join(_memory(words, report, arm) for arm in "ab") + html.facts(rows) + "</div>"
 
 
-def _calibration(words: str, found: Mapping[str, Any] | None) -> str:
+def _calibration(words: str, report: Report) -> str:
+    found = report["calibration"]
     if found is None:
         return "–"
-    if not found["passed"]:
-        return tr(words, "bench_calibration_failed")
-    half = found["half_width"]
-    return tr(words, "bench_calibration_passed", percent=f"{100 * half:.1f}" if half is not None else "?")
+    key = "failed" if not found["passed"] else "passed" if calibration.sound(found) else "coarse"
+    return tr(words, f"bench_calibration_{key}", reach=coarseness(report), pairs=found["pairs"])
 
 
 def _memory(words: str, report: Report, arm: str) -> str:
@@ -163,7 +168,7 @@ def candidates(words: str, reports: Sequence[Report]) -> str:
 # ---------------------------------------------------------------------------------------------- under way
 def work(words: str, task: Any, left: float | None, repeated: int) -> str:
     """Where a benchmark stands. No ratio is shown before its time: whoever sees one stops when it pleases."""
-    progress = task.progress
+    progress = task.progress if task.progress.stage not in TOLD else replace(task.progress, note="")
     share = progress.done / progress.total if progress.total else None
     name = tr(words, "chip_bench", name=task.subject)
     notes = [stage(words, progress)]

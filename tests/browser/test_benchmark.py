@@ -4,6 +4,7 @@ from the history."""
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -24,13 +25,13 @@ def choose(page, place: str, option: str) -> None:
     page.get_by_role("option", name=option).first.click()
 
 
-def measure(page, prompts) -> None:
-    """llama against qwen: six pairs of eight tokens."""
+def measure(page, prompts, pairs: str = "8") -> None:
+    """llama against qwen, eight tokens an answer."""
     choose(page, "#gz-bench-a-model", "llama-fp16")
     choose(page, "#gz-bench-b-model", "qwen2-fp16")
     page.fill("#gz-bench-tokens input", "8")
     page.locator("#gz-bench-pairs input").first.click()
-    page.get_by_role("option", name="8", exact=True).first.click()
+    page.get_by_role("option", name=pairs, exact=True).first.click()
     page.locator("#gz-bench-more button").first.click()
     page.set_input_files("#gz-bench-file input[type=file]", str(prompts))
     expect(page.locator("#gz-bench-file")).to_contain_text("mine")
@@ -98,3 +99,18 @@ def test_it_fits_any_width_and_reads_in_both_languages(app, visit, width, scheme
     page.keyboard.press("Enter")
     page.click("#gz-bench-run")
     expect(page.locator("#gz-bench-work")).to_contain_text("no-such-draft")
+
+
+def test_stopping_keeps_what_is_done(app, visit, prompts):
+    page = visit(app)
+    tab(page, "Benchmark")
+    measure(page, prompts, "64")
+    expect(page.locator("#gz-bench-work")).to_contain_text(re.compile(r"([2-9]|\d\d) / 64"), timeout=90_000)
+    page.click("#gz-bench-cancel")
+    expect(page.locator("#gz-bench-run")).to_be_visible()
+    expect(page.locator("#gz-bench-verdict")).to_contain_text("Stopped early")
+    expect(page.locator("#gz-plot-bench-slopes svg.main-svg").first).to_be_visible()
+    with page.expect_download() as caught:
+        page.click("#gz-bench-json")
+    report = json.loads(Path(caught.value.path()).read_text())
+    assert report["cancelled"] and 1 <= len(report["pairs"]) < 64

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median, mode
 from typing import Protocol
 
@@ -17,6 +17,8 @@ from backends.errors import NotMeasurable
 from gainz_ui.services.bench.timeline import Figures, Piece, figures
 
 DIGITS, DRAWS = 8, 64           # of a nonce; tries to find one of equal length in tokens
+AT_MOST = DIGITS + 1            # tokens that a server which remembers token by token may find again: the one that begins every text,
+                                # and digits that agree by chance; nothing of what is asked
 
 
 class Side(Protocol):
@@ -66,13 +68,24 @@ class Stopped(Exception):
     """Cancelled between two answers or within one."""
 
 
-def prepared(side: Side, turns: tuple[Message, ...], nonces: Nonces | None) -> tuple[int, ...] | tuple[Message, ...]:
-    """The prompt as a side takes it: token ids with the nonce before them; for a remote one, turns whose first begins with it."""
-    if side.info.path == "remote":
-        first = turns[0]
-        return turns if nonces is None else (replace(first, content=f"{nonces.text()} {first.content}"), *turns[1:])
-    ids = side.tokenize(turns if side.info.chat_template else "\n\n".join(turn.content for turn in turns))
+def remote(side: Side) -> bool:
+    return side.info.path == "remote"
+
+
+def prepared(side: Side, turns: tuple[Message, ...], nonces: Nonces | None, bare: bool = False) -> tuple[int, ...] | tuple[Message, ...] | str:
+    """The prompt as a side takes it: token ids with the nonce before them; a remote one's template is its own. ``bare``: text without a
+    template on either side, so that the nonce comes first with a remote one, too, and both read the same tokens."""
+    text = "\n\n".join(turn.content for turn in turns)
+    if remote(side):
+        return turns if nonces is None else f"{nonces.text()} {text}"
+    ids = side.tokenize(turns if side.info.chat_template and not bare else text)
     return ids if nonces is None else (*nonces.ids(side), *ids)
+
+
+def found_again(side: Side, run: Run) -> int:
+    """Tokens of what was asked that came out of a cache, as far as the side tells."""
+    cached = run.cached or 0
+    return 0 if remote(side) and cached <= AT_MOST * max(len(run.answers), 1) else cached
 
 
 def answered(side: Side, requests: Sequence[Request], cancel: Cancel, clock: Callable[[], float]) -> Run:

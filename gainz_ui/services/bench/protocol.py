@@ -1,7 +1,8 @@
 """How two sides are measured against each other: pair by pair, each under the same conditions, in an order that chance decides.
 
 A pair is the same prompt, seed, prompt tokens and output tokens on both sides, back to back. In cold mode every prompt begins
-with digits that never came before, so that nothing of it can be in a cache, and a cached token ends the run. A pair measured in
+with digits that never came before, so that nothing of it can be in a cache, and a cached token ends the run; where a side is
+remote, both get bare text, since that side's template would put words of its own before the digits. A pair measured in
 noise is measured again, at most `AGAIN` times, without a look at what it said; once noise has outlasted that, a pair is measured
 again only after a calm one: repeating does not help against noise that stays. With several streams each half of a pair is that many
 answers at once, and its speed is what all of them gave together. Knows sides only as something that answers.
@@ -20,7 +21,7 @@ from typing import Any, Literal, Protocol
 
 from backends.base import Cancel, Cancelled, DraftSpec, Progress, ProgressFn, Request, Sampling
 from backends.errors import NotMeasurable
-from gainz_ui.services.bench.asking import Nonces, Run, Side, Stopped, answered, prepared
+from gainz_ui.services.bench.asking import Nonces, Run, Side, Stopped, answered, found_again, prepared, remote
 from gainz_ui.services.bench.calm import Weather
 from gainz_ui.services.bench.workloads import Workload
 from gainz_ui.services.stats import LEVEL, LOOK_LEVELS, LOOKS, SAME, UNKNOWN, Estimate, Verdict, clustered, estimate, verdict
@@ -108,6 +109,7 @@ class Measurement:
         self.alone, self.joules = alone, joules
         self.outcome = Outcome(same=design.same)
         self._again = AGAIN
+        self._bare = design.mode == "cold" and any(remote(side) for side in sides)
         self._chance = random.Random(design.seed)
         self._nonces = Nonces(random.SystemRandom())       # never those of another run: a loaded model remembers its prompts
         self._drafts = dict(zip(ARMS, design.drafts, strict=True))
@@ -173,7 +175,7 @@ class Measurement:
     def _request(self, arm: Arm, number: int) -> Request:
         workload = self.design.workload
         prompt = number % len(workload.prompts)
-        asked = prepared(self.sides[arm], workload.prompts[prompt], self._nonces if self.design.mode == "cold" else None)
+        asked = prepared(self.sides[arm], workload.prompts[prompt], self._nonces if self.design.mode == "cold" else None, self._bare)
         return Request(asked, Sampling(max_tokens=workload.tokens, ignore_eos=True, seed=prompt), draft=self._drafts[arm])
 
     def _check(self, arm: Arm, run: Run) -> None:
@@ -181,8 +183,8 @@ class Measurement:
         if run.tokens != wanted:
             raise NotMeasurable(f"Side {arm.upper()} gave {run.tokens} tokens where {wanted} were asked for.",
                                 remedy="Choose a server that honours ignore_eos, or shorter answers.")
-        if self.design.mode == "cold" and run.cached:
-            raise NotMeasurable(f"Side {arm.upper()} had {run.cached} tokens of the prompt in its cache, in a measurement without one.",
+        if self.design.mode == "cold" and (cached := found_again(self.sides[arm], run)):
+            raise NotMeasurable(f"Side {arm.upper()} had {cached} tokens of the prompt in its cache, in a measurement without one.",
                                 remedy="Measure in warm mode, or switch the prefix cache of that side off.")
 
 

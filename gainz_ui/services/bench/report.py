@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 
 from backends.base import ModelInfo
+from gainz_ui.services.bench import calibration as calibrated
 from gainz_ui.services.bench.configs import differences, digest, resolved
 from gainz_ui.services.bench.asking import Answered, Run
 from gainz_ui.services.bench.energy import Meter
@@ -39,11 +40,11 @@ PACKAGES = ("torch", "transformers", "gradio", "numpy")
 def report(design: Design, ask: Any, infos: Sequence[ModelInfo], outcome: Outcome, bandwidth: float, gainz: str,
            calibration: Mapping[str, Any] | None = None, meter: Meter | None = None) -> dict[str, Any]:
     """``ask``: a `run.Ask`. Ratios are B to A: of speeds above 1 where B is faster, of times (ttft, end_to_end) below 1. The verdict
-    is about ``main``; it is withheld while ``calibration`` failed."""
+    is about ``main``; ``withheld``: why there is none in spite of the figures, by `calibration.withheld`."""
     sides = [resolved(config, info) for config, info in zip(ask.configs, infos)]
     differs = differences(*sides, {key for config in ask.configs for key in config.options})
-    withheld = calibration is not None and not calibration["passed"]
     verdict, main, meter = outcome.verdict(), outcome.estimate(), meter or Meter()
+    withheld = calibrated.withheld(calibration, verdict.word, main.interval if main else None)
     said = {
         "schema": SCHEMA, "made": datetime.now(UTC).isoformat(timespec="seconds"),
         "verdict": UNKNOWN if withheld else verdict.word, "more_pairs": None if withheld else verdict.more, "withheld": withheld,
@@ -65,13 +66,18 @@ def report(design: Design, ask: Any, infos: Sequence[ModelInfo], outcome: Outcom
     return said | {"sentence": sentence(said)}
 
 
-def levels(outcomes: Mapping[int, Outcome], ask: Any, withheld: bool = False) -> list[dict[str, Any]]:
-    """What each number of answers at once gave; [] where there was only one. ``withheld``: no verdicts."""
+def levels(outcomes: Mapping[int, Outcome], ask: Any, calibration: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+    """What each number of answers at once gave; [] where there was only one."""
     if len(outcomes) < 2:
         return []
-    return [{"streams": streams, "verdict": UNKNOWN if withheld else outcome.verdict().word, "pairs": len(outcome.pairs), **_estimate(outcome.estimate()),
-             **{arm: served([getattr(pair, arm) for pair in outcome.pairs], ask.ttft_limit, ask.tpot_limit) for arm in ARMS}}
-            for streams, outcome in outcomes.items()]
+    return [_level(streams, outcome, ask, calibration) for streams, outcome in outcomes.items()]
+
+
+def _level(streams: int, outcome: Outcome, ask: Any, calibration: Mapping[str, Any] | None) -> dict[str, Any]:
+    word, found = outcome.verdict().word, _estimate(outcome.estimate())
+    return {"streams": streams, "verdict": UNKNOWN if calibrated.withheld(calibration, word, found["interval"]) else word,
+            "pairs": len(outcome.pairs), **found,
+            **{arm: served([getattr(pair, arm) for pair in outcome.pairs], ask.ttft_limit, ask.tpot_limit) for arm in ARMS}}
 
 
 def served(runs: Sequence[Run], ttft_limit: float, tpot_limit: float) -> dict[str, Any]:
@@ -122,6 +128,9 @@ def sentence(said: Mapping[str, Any]) -> str:
     word, ratio, interval = said["verdict"], said["ratio"], said["interval"]
     if ratio is None:
         return "Nothing could be compared."
+    if said["withheld"] == "coarse":
+        return (f"{UNKNOWN}: ratio {ratio:.3f}, but A against A is known to {coarseness(said)} only on this machine: smaller differences "
+                "cannot be told apart here.")
     if said["withheld"]:
         return "No verdict: this machine found a difference between A and A (calibration failed)."
     cause = f" ({said['cause']})" if said["cause"] else f"; the sides differ in {len(said['differs'])} settings" if said["differs"] else ""
@@ -134,6 +143,12 @@ def sentence(said: Mapping[str, Any]) -> str:
         return f"{word}: B {does} at {ratio:.2f} times A's speed ({figures}){cause}."
     more = f" About {said['more_pairs']} more would tell." if said["more_pairs"] else ""
     return f"{UNKNOWN}: {figures}{cause}.{more}"
+
+
+def coarseness(said: Mapping[str, Any]) -> str:
+    """How far A against A is known: "± 3.1 %"."""
+    half = (said["calibration"] or {}).get("half_width")
+    return "± ? %" if half is None else f"± {100 * half:.1f} %"
 
 
 def environment(bandwidth: float, gainz: str) -> dict[str, Any]:

@@ -55,13 +55,13 @@ def bench(studio: Any, ask: Ask, gainz: str, progress: ProgressFn, cancel: Cance
         reads = bandwidth(max((side.info.threads or 1 for side in stage.sides), default=1))
         kit = _Kit(studio, stage, Barometer(_ours), energy.find(stage.sides[0].info.device), progress, cancel)
         quick = min(stage.sides, key=lambda side: side.info.weights_bytes or math.inf)        # the sooner it is over
-        passed = calibration.calibrate(studio.records, lambda: kit.measure(calibration.design(design), (quick,) * 2, True))
+        known = calibration.calibrate(studio.records, lambda: kit.measure(calibration.design(design), (quick,) * 2, True))
         sides = planted(stage.sides, ask.plant) if ask.plant else stage.sides
         outcomes = _outcomes(kit, replace(design, block=stage.block), sides, ask, changed)
         streams = list(outcomes)[-1]
         made = report(replace(design, block=stage.block, streams=streams), ask, [side.info for side in stage.sides], outcomes[streams],
-                      reads, gainz, passed, kit.meter)
-        return made | {"levels": levels(outcomes, ask, made["withheld"])}
+                      reads, gainz, known, kit.meter)
+        return made | {"levels": levels(outcomes, ask, known)}
 
 
 def _outcomes(kit: _Kit, design: Design, sides: Sequence[Any], ask: Ask, changed: Callable[[Outcome], None]) -> dict[int, Outcome]:
