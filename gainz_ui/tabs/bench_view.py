@@ -138,8 +138,10 @@ def _calibration(words: str, report: Report) -> str:
     found = report["calibration"]
     if found is None:
         return "–"
-    key = "failed" if not found["passed"] else "passed" if calibration.sound(found) else "coarse"
-    return tr(words, f"bench_calibration_{key}", reach=coarseness(report), pairs=found["pairs"])
+    if not found["passed"]:
+        return tr(words, "bench_calibration_failed")
+    key = "bench_calibration_passed" if calibration.sound(found) else "bench_calibration_coarse"
+    return tr(words, key, reach=coarseness(report), pairs=found["pairs"])
 
 
 def _memory(words: str, report: Report, arm: str) -> str:

@@ -61,8 +61,8 @@ def calibrate(records: Any, measure: Callable[[], Outcome]) -> dict[str, Any] | 
         outcome = measure()
         if outcome.cancelled or not outcome.pairs:
             return None
-        tries.append(_judged(outcome, len(tries) + 1))
-    found = min(tries, key=lambda one: (not one["passed"], _reach(one)))
+        tries.append(_judged(outcome))
+    found = min(tries, key=lambda one: (not one["passed"], _reach(one))) | {"attempts": len(tries)}
     records.write_output(KIND, f"{machine()}.json", found)
     return found
 
@@ -86,10 +86,10 @@ def _reach(found: Mapping[str, Any]) -> float:
     return math.inf if half is None else half
 
 
-def _judged(outcome: Outcome, attempt: int) -> dict[str, Any]:
+def _judged(outcome: Outcome) -> dict[str, Any]:
     """``half_width``: of the interval of the log ratio, as a share; None: it has no interval."""
     estimate, word = outcome.estimate(), outcome.verdict().word
     low, high = estimate.interval if estimate and estimate.interval else (None, None)
     return {"machine": machine(), "made": datetime.now(UTC).isoformat(timespec="seconds"), "passed": word in (ALIKE, UNKNOWN),
             "pairs": len(outcome.pairs), "ratio": estimate.ratio if estimate else None, "interval": [low, high] if low else None,
-            "half_width": math.sqrt(high / low) - 1 if low and high else None, "attempts": attempt}
+            "half_width": math.sqrt(high / low) - 1 if low and high else None}
