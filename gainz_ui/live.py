@@ -1,4 +1,5 @@
-"""What a page asks for again and again, past Gradio: the header every second or two, the monitor while it is looked at.
+"""What a page asks for again and again, past Gradio: the header every second or two, the monitor and how far a benchmark is while they are
+looked at.
 
 Gradio's client goes through the whole page for every event, a tenth of a second of a core and more; a browser beside the engine would
 take that from the answers. So page.js asks here, says what it has, hears nothing where that still holds, and puts HTML of the server's
@@ -19,8 +20,10 @@ from gainz_ui.i18n import language, tr
 from gainz_ui.page import Page
 from gainz_ui.tabs import monitor_view
 
-CALM, BUSY = 2.0, 0.7                   # seconds until a page should ask again
+CALM, BUSY = 2.0, 0.7                   # seconds until a page should ask again; while something is measured it is left in peace
 WATCH = 5.0                             # and for the monitor
+PLACE = 1.5                             # and for a place of a tab
+MEASURED = "bench"                      # kind of the tasks that measure
 FRESH = {"cache-control": "no-store"}
 
 
@@ -38,7 +41,8 @@ def router(page: Page) -> APIRouter:
         """{mark, version, pace, status, banner, gone}: header and banner, and what stands in the header's place when nobody answers."""
         words, snapshot, running = language(http), page.studio.snapshot(), page.tasks.running()
         text, warning, version = head.header(words, snapshot, running), head.banner(words, snapshot), page.studio.changed.version
-        pace = BUSY if running or snapshot.loading else CALM
+        measured = any(task.kind == MEASURED for task in running)
+        pace = BUSY if (running or snapshot.loading) and not measured else CALM
         first = page.startup_task()
         now = mark(f"{words} {version} {pace} {text} {warning} {first and (first.number, first.state, first.progress)} {page.startup_error()}")
         gone = html.chip(tr(words, "chip_gone"), "bad", tr(words, "chip_gone_tip"))
@@ -50,6 +54,15 @@ def router(page: Page) -> APIRouter:
         words = language(http)
         made = dict(zip(monitor_view.PARTS, monitor_view.parts(words, page.monitor.look()), strict=True))
         return _unless(*changed(words, made, seen))
+
+    @routes.get("/page/place/{name}", include_in_schema=False)
+    def place(name: str, http: Request, seen: str = "") -> Response:
+        """{mark, pace, html} of one of ``page.places``."""
+        make = page.places.get(name)
+        if make is None:
+            return Response(status_code=404, headers=FRESH)
+        text = make(language(http))
+        return _unless(mark(text) == seen, {"mark": mark(text), "pace": PLACE, "html": text})
 
     return routes
 

@@ -141,8 +141,8 @@
     }).observe(document.body, {childList: true, subtree: true, characterData: true, attributes: true, attributeFilter: ['data-drafted']});
   });
 
-  // What is asked for again and again goes past Gradio, whose client takes a tenth of a second of a core for every event: header and
-  // monitor come as HTML of the server's own, only what has changed, and only while they are in sight.
+  // What is asked for again and again goes past Gradio, whose client takes a tenth of a second of a core for every event: header,
+  // monitor and work under way come as HTML of the server's own, only what has changed, and only while they are in sight.
   var head = {mark: '', due: 0, pace: 2000, lost: 0, gone: '', version: null, told: 0}, watch = {mark: '', due: 0, pace: 5000};
   function place(id) { return document.getElementById(id); }
   function fetched(path, of, use, lost) {
@@ -180,11 +180,20 @@
   function board(found) {
     Object.entries(found ? found.parts : {}).forEach(function (part) { fill(place('gz-monitor-' + part[0]), part[1]); });
   }
+  var place_seen = {mark: '', due: 0, pace: 1500, at: null};       // what a tab has under way, while it is in sight
+  function under_way(now) {
+    var open = Array.from(document.querySelectorAll('[data-place]')).find(function (one) { return one.getClientRects().length; });
+    if (!open) { return; }
+    if (place_seen.at !== open) { Object.assign(place_seen, {mark: '', due: now, at: open}); }
+    function use(found) { if (found) { open.innerHTML = found.html; } }
+    if (now >= place_seen.due) { fetched('page/place/' + open.dataset.place, place_seen, use, silent); }
+  }
   function beat() {
     if (document.hidden) { return; }
     var bar = place('gz-state'), monitor = place('gz-monitor-tiles'), now = Date.now();
     if (bar && !bar.querySelector('.gz-chips')) { head.mark = ''; }
     if (bar && now >= head.due) { fetched('page/state', head, state, lost); }
+    under_way(now);
     if (!monitor || !place('gz-monitor').getClientRects().length) { watch.due = Math.min(watch.due, now); return; }
     if (!monitor.firstChild) { watch.mark = ''; }
     if (now >= watch.due) { fetched('page/monitor', watch, board, silent); }

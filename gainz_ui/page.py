@@ -19,7 +19,8 @@ def asker(request: Any) -> str:
 @dataclass
 class Page:
     """``version``: a hidden number that changes when models come or go: tabs listen to its ``change``. ``tabs``: the gr.Tabs, so
-    that a button may open another tab. ``on_load``: what is to run when a page opens."""
+    that a button may open another tab. ``on_load``: what is to run when a page opens. ``places``: by name, what makes the HTML of an
+    element with that ``data-place``, for a language: page.js asks for it while it is in sight."""
 
     studio: Any
     settings: Any
@@ -33,6 +34,7 @@ class Page:
     tabs: Any = None
     monitor: Any = None                 # services.monitor.Monitor
     browser: dict[str, Any] = field(default_factory=dict)      # gr.BrowserStates by name
+    places: dict[str, Callable[[str], str]] = field(default_factory=dict)
     loads: list[dict[str, Any]] = field(default_factory=list)  # keyword arguments for Blocks.load
 
     def on_load(self, fn: Callable, inputs: Any = None, outputs: Any = None, **more: Any) -> None:

@@ -5,7 +5,9 @@ Everywhere A and B have the same two colours, and right or up is faster.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import Any
 
 import plotly.graph_objects as go
@@ -16,6 +18,7 @@ A, B, BAD = COLORS[0], COLORS[3], "#dc2626"
 COLOR = {"a": A, "b": B}
 TIMES = ("ttft", "end_to_end")          # measures of which less is better
 SHOWN = ("throughput", "decode", "prefill", "ttft", "end_to_end")
+BURST = 8                               # median gap over the shortest that is drawn
 WIDE = 1.5                              # longest over shortest context from which on its influence is drawn
 Report, Words = Mapping[str, Any], Mapping[str, str]
 
@@ -32,17 +35,18 @@ def ratio(report: Report, words: Words) -> go.Figure | None:
     figure.add_vline(x=1, line={"color": GREY, "width": 1.5, "dash": "dot"})
     main = words[report["main"]]
     figure.add_scatter(
-        x=[middle for _, middle, _, _ in points], y=[name for name, *_ in points], mode="markers+text",
-        text=[f"{middle:.2f}×" for _, middle, _, _ in points], textposition="top center", cliponaxis=False,
+        x=[middle for _, middle, _, _ in points], y=[name for name, *_ in points], mode="markers", cliponaxis=False,
         marker={"size": [13 if name == main else 9 for name, *_ in points], "color": [B if name == main else GREY for name, *_ in points]},
         error_x={"type": "data", "symmetric": False, "array": [high - middle for _, middle, _, high in points],
                  "arrayminus": [middle - low for _, middle, low, _ in points], "color": GREY, "thickness": 2, "width": 5},
         customdata=[(low, high) for *_, low, high in points],
         hovertemplate="%{y}: %{x:.3f} (%{customdata[0]:.3f} – %{customdata[1]:.3f})<extra></extra>")
+    figure.add_scatter(x=[high for *_, high in points], y=[name for name, *_ in points], mode="text", hoverinfo="skip", cliponaxis=False,
+                       text=[f"  {middle:.2f}×" for _, middle, _, _ in points], textposition="middle right")
     low, high = min(low for _, _, low, _ in points), max(high for *_, high in points)
     figure.update_xaxes(rangemode="normal", range=_around(min(low, 1 / same), max(high, same)), tickformat=".3~g")
     figure.update_yaxes(rangemode="normal", gridcolor="rgba(0,0,0,0)", range=[-0.6, len(points) - 0.3])
-    figure.update_layout(margin={"l": 96})
+    figure.update_layout(margin={"l": 96, "r": 44})
     return figure
 
 
@@ -87,19 +91,24 @@ def over_time(report: Report, words: Words) -> go.Figure | None:
 
 
 def gaps(report: Report, words: Words) -> go.Figure | None:
-    """Inter-token latencies as their distribution function: how many of the gaps were at most so long."""
-    figure, drawn = frame(words["gap"], words["share"], height=320), False
+    """Inter-token latencies as their distribution function: how many of the gaps were at most so long. Gaps of nothing, within a burst
+    that came at once, are in the shares, and left of what is drawn."""
+    figure, shortest, longest = frame(words["gap"], words["share"], height=320), [], []
     for arm in "ab":
         values = sorted(1000 * gap for pair in report["pairs"] for gap, _ in pair[arm]["seen"]["gaps"] if gap > 0)
         if values:
-            drawn = True
+            shortest.append(median(values) / BURST)
+            longest.append(values[-1])
             shown = _thinned(values)
             figure.add_scatter(x=[value for value, _ in shown], y=[100 * share for _, share in shown], mode="lines", name=arm.upper(),
                                line={"color": COLOR[arm], "width": 2, "shape": "hv"},
                                hovertemplate="%{x:.2f} ms: %{y:.1f} %<extra>" + arm.upper() + "</extra>")
-    figure.update_xaxes(type="log", rangemode="normal", dtick="D2", tickformat=".3~g", exponentformat="none")
+    if not longest:
+        return None
+    figure.update_xaxes(type="log", rangemode="normal", range=[math.log10(min(shortest)), math.log10(1.1 * max(longest))], dtick="D2",
+                        tickformat=".3~g", exponentformat="none")
     figure.update_yaxes(range=[0, 102])
-    return _with_legend(figure) if drawn else None
+    return _with_legend(figure)
 
 
 def roofline(report: Report, words: Words) -> go.Figure | None:
@@ -108,17 +117,18 @@ def roofline(report: Report, words: Words) -> go.Figure | None:
     if not sides:
         return None
     figure = frame(words["speed"], "", height=250)
-    names, widest = [name for name, _, _ in sides][::-1], max(roof["ceiling"] for _, roof, _ in sides)
+    names, widest = [name for name, _, _ in sides][::-1], max(max(roof["ceiling"], speed) for _, roof, speed in sides)
     figure.add_bar(y=names, x=[roof["ceiling"] for _, roof, _ in sides][::-1], orientation="h", name=words["ceiling"],
                    marker={"color": "rgba(128,128,128,.25)", "line": {"color": GREY, "width": 1.5}}, width=0.62,
                    hovertemplate="%{x:.1f} tok/s<extra></extra>")
     figure.add_bar(y=names, x=[speed for *_, speed in sides][::-1], orientation="h", name=words["reached"], width=0.36,
-                   marker={"color": [COLOR[name.lower()] for name in names]},
-                   text=[f"{100 * roof['share']:.0f} % · {words[roof['bound']]}" for _, roof, _ in sides][::-1], constraintext="none",
-                   textposition=["inside" if speed > 0.6 * widest else "outside" for *_, speed in sides][::-1], insidetextanchor="start",
-                   insidetextfont={"color": "white"}, outsidetextfont={"color": GREY}, hovertemplate="%{x:.1f} tok/s<extra></extra>")
+                   marker={"color": [COLOR[name.lower()] for name in names]}, hovertemplate="%{x:.1f} tok/s<extra></extra>")
+    figure.add_scatter(x=[max(roof["ceiling"], speed) for _, roof, speed in sides][::-1], y=names, mode="text", hoverinfo="skip",
+                       text=[f"  {100 * roof['share']:.0f} %<br>  {words[roof['bound']]}" for _, roof, _ in sides][::-1],
+                       textposition="middle right", cliponaxis=False)
+    figure.update_xaxes(range=[0, 1.42 * widest])
     figure.update_layout(barmode="overlay")
-    figure.update_yaxes(rangemode="normal", gridcolor="rgba(0,0,0,0)")
+    figure.update_yaxes(rangemode="normal", gridcolor="rgba(0,0,0,0)", ticksuffix="  ")
     return figure
 
 

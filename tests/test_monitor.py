@@ -18,6 +18,7 @@ from fastapi.testclient import TestClient
 
 from backends.base import Event, InvalidRequest, Request, Sampling, Timing, Usage
 from gainz_ui import live
+from gainz_ui.services.tasks import Task
 from gainz_ui.api import metrics
 from gainz_ui.services import gpu, monitor
 from gainz_ui.services.gpu import GpuUse
@@ -241,6 +242,25 @@ def test_what_a_page_asks_for_again_is_small_and_nothing_where_nothing_changed()
         studio.meter.ended(facts(error="queue_full", finish=["error"]))
         parts = client.get("/page/monitor", params={"seen": board["mark"]}).json()["parts"]
         assert "queue_full" in parts["errors"] and "charts" not in parts
+
+
+def test_a_place_of_a_tab_is_asked_for_by_its_name_and_a_measured_machine_less_often():
+    studio, running = FakeStudio(), []
+    said = {"text": "<b>2 / 8</b>"}
+    app = FastAPI()
+    app.include_router(live.router(SimpleNamespace(studio=studio, tasks=SimpleNamespace(running=lambda: running), monitor=None,
+                                                   startup_task=lambda: None, startup_error=lambda: None,
+                                                   places={"bench": lambda words: f"{words} {said['text']}"})))
+    with TestClient(app) as client:
+        first = client.get("/page/place/bench", headers={"accept-language": "zh"}).json()
+        assert first["html"] == "zh <b>2 / 8</b>"
+        assert client.get("/page/place/bench", params={"seen": first["mark"]}, headers={"accept-language": "zh"}).status_code == 204
+        said["text"] = "<b>3 / 8</b>"
+        assert client.get("/page/place/bench", params={"seen": first["mark"]}, headers={"accept-language": "zh"}).json()["html"] == "zh <b>3 / 8</b>"
+        assert client.get("/page/place/other").status_code == 404
+        for kind, pace in (("pull", live.BUSY), (live.MEASURED, live.CALM)):
+            running[:] = [Task(1, kind, "x")]
+            assert client.get("/page/state").json()["pace"] == pace
 
 
 # ---------------------------------------------------------------------------------------------- devices
