@@ -26,6 +26,7 @@ from tests.test_gguf_backend import starter
 pytestmark = [pytest.mark.slow, pytest.mark.starter]
 NAME = "starter.gguf"
 RUNS, WRONG = 40, 5                     # A against A: so many runs, of which no more may find a difference
+TOKENS = 24                             # of an answer: long enough for a speed, short enough for hundreds of pairs
 OVERHEAD = 0.01                         # of decode speed that the benchmark itself may take
 EVIDENCE = (64, 128, 256)               # pairs after which it is looked whether that is shown
 LOAD = "import time\nwhile True:\n    end = time.time() + 0.05\n    while time.time() < end: pass\n    time.sleep(0.05)"
@@ -47,7 +48,7 @@ def ask(studio, seed=0, **more):
     name = next(iter(studio.loaded()))
     plant = more.pop("plant", 0.0)
     began = time.monotonic()
-    found = bench(studio, Ask((Config(name), Config(name)), Design(bundled("prose", tokens=32), seed=seed, **more), plant=plant), "test",
+    found = bench(studio, Ask((Config(name), Config(name)), Design(bundled("prose", tokens=TOKENS), seed=seed, **more), plant=plant), "test",
                   lambda _: None, Cancel())
     half = f"± {100 * (math.sqrt(found['interval'][1] / found['interval'][0]) - 1):.1f} %" if found["interval"] else "no interval"
     print(f"{seed}: {word(found)} {found['ratio']:.3f} {half}, {len(found['pairs'])} pairs, {found['noisy']} noisy, {found['repeated']} again, "
