@@ -18,7 +18,7 @@ A, B, BAD = COLORS[0], COLORS[3], "#dc2626"
 COLOR = {"a": A, "b": B}
 TIMES = ("ttft", "end_to_end")          # measures of which less is better
 SHOWN = ("throughput", "decode", "prefill", "ttft", "end_to_end")
-BURST = 8                               # median gap over the shortest that is drawn
+BURST = 4                               # median gap over the shortest that is drawn
 WIDE = 1.5                              # longest over shortest context from which on its influence is drawn
 Report, Words = Mapping[str, Any], Mapping[str, str]
 
@@ -41,10 +41,11 @@ def ratio(report: Report, words: Words) -> go.Figure | None:
                  "arrayminus": [middle - low for _, middle, low, _ in points], "color": GREY, "thickness": 2, "width": 5},
         customdata=[(low, high) for *_, low, high in points],
         hovertemplate="%{y}: %{x:.3f} (%{customdata[0]:.3f} – %{customdata[1]:.3f})<extra></extra>")
-    figure.add_scatter(x=[high for *_, high in points], y=[name for name, *_ in points], mode="text", hoverinfo="skip", cliponaxis=False,
-                       text=[f"  {middle:.2f}×" for _, middle, _, _ in points], textposition="middle right")
+    figure.add_scatter(x=[high if middle >= 1 else low for _, middle, low, high in points], y=[name for name, *_ in points], mode="text",
+                       text=[f"  {middle:.2f}×  " for _, middle, _, _ in points], hoverinfo="skip", cliponaxis=False,
+                       textposition=["middle right" if middle >= 1 else "middle left" for _, middle, _, _ in points])   # off the line at 1
     low, high = min(low for _, _, low, _ in points), max(high for *_, high in points)
-    figure.update_xaxes(rangemode="normal", range=_around(min(low, 1 / same), max(high, same)), tickformat=".3~g")
+    figure.update_xaxes(rangemode="normal", range=_around(min(low, 1 / same), max(high, same), 0.2), tickformat=".3~g")
     figure.update_yaxes(rangemode="normal", gridcolor="rgba(0,0,0,0)", range=[-0.6, len(points) - 0.3])
     figure.update_layout(margin={"l": 96, "r": 44})
     return figure
@@ -175,8 +176,8 @@ def _speedup(name: str, found: Mapping[str, Any]) -> tuple[float, float, float]:
     return (1 / middle, 1 / high, 1 / low) if name in TIMES else (middle, low, high)
 
 
-def _around(low: float, high: float) -> list[float]:
-    room = max(0.12 * (high - low), 0.02)
+def _around(low: float, high: float, share: float = 0.12) -> list[float]:
+    room = max(share * (high - low), 0.02)
     return [low - room, high + room]
 
 
