@@ -117,8 +117,9 @@ class Flow:
     async def _watch(self, words: str, task: Any) -> AsyncIterator[Update]:
         """The page asks past Gradio how far it is: an event of Gradio's costs a browser time that is measured here."""
         p = self.parts
-        yield {p["run"]: gr.Button(visible=False), p["cancel"]: gr.Button(visible=True),
-               p["work"]: shown(f'<div data-place="{KIND}">{self.now(words)}</div>')}
+        if task.running:
+            yield {p["run"]: gr.Button(visible=False), p["cancel"]: gr.Button(visible=True),
+                   p["work"]: shown(f'<div data-place="{KIND}">{self.now(words)}</div>')}
         async for _ in task.looks(PERIOD):
             pass
         yield await asyncio.to_thread(self._ended, words, task)
