@@ -11,7 +11,7 @@ edit       a function copied with changes: lookup
 random     temperature 3, nothing repeats: lookup, the model itself as its draft (none can cost more), both, and ``--draft``
 story      temperature 0.7: lookup
 short      answers of 32 tokens: lookup, and ``--draft``
-chat       six questions, at temperature 0 and 0.7: ``--draft``
+chat       six questions, at temperature 0 and 0.7: ``--draft``, alone and after lookup
 scripted   a draft that is right with probability 0.7 and takes a tenth of a plain pass for each id
 rows       no answers: passes of 1 to 16 rows against one row
 """
@@ -66,7 +66,8 @@ def workloads(tokens: int, own: str, draft: str | None) -> Iterator[Workload]:
     yield Workload("story", story, replace(full, temperature=0.7, seed=3), ("lookup",), "at least 0.97")
     yield Workload("short", chat, replace(full, temperature=0.7, seed=3, max_tokens=32), ("lookup", *one), "no promise below 256 tokens")
     for temperature in (0.0, 0.7):
-        yield Workload(f"chat at {temperature:g}", chat, replace(full, temperature=temperature, seed=5), one,
+        yield Workload(f"chat at {temperature:g}", chat, replace(full, temperature=temperature, seed=5),
+                       (*one, *(f"lookup+{name}" for name in one)),
                        "at least 1.3 in bfloat16, 1.1 in 4 bits")
     yield Workload(SCRIPTED, chat[:2], full, (SCRIPTED,), "at least 1.45 at 1.2 B in 4 bits")
 

@@ -89,5 +89,5 @@ def learning(points: Sequence[Mapping[str, Any]], words: Mapping[str, str]) -> g
                        line={"dash": "dot"}, hovertemplate="%{y:.3f}<extra></extra>")
     figure.update_layout(showlegend=True, legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"}, margin={"r": 52},
                          yaxis2={"title": words["loss"], "overlaying": "y", "side": "right", "rangemode": "tozero",
-                                 "showgrid": False, "fixedrange": True})
+                                 "showgrid": False, "zeroline": False, "fixedrange": True})
     return figure

@@ -25,7 +25,7 @@ class Recorder:
 
     layers, hidden = (LayerKV(1, 1, 1),), 64 * PAGE
 
-    def rotation(self, positions):
+    def rotation(self, positions, last, run=False):
         return torch.empty(0), torch.empty(0)
 
     def forward(self, batch: Batch, kv) -> torch.Tensor:
@@ -87,6 +87,22 @@ def test_a_decoding_batch_says_what_a_ragged_one_says() -> None:
     assert torch.equal(short.wanted, torch.arange(4)) and short.pages.dtype == ragged.pages.dtype == torch.int32
     used = [-(-length // PAGE) for length in short.lengths.tolist()]
     assert all(torch.equal(one[:n], two[:n]) for one, two, n in zip(short.pages, ragged.pages, used))
+
+
+@pytest.mark.parametrize(("length", "count", "want"), [(0, 1, 1), (0, PAGE, 2), (5, 3, 3), (3 * PAGE + 14, 2, 1), (4 * PAGE, 4, 0)])
+def test_a_batch_within_a_page_says_what_a_ragged_one_says(length: int, count: int, want: int) -> None:
+    """The short way for one sequence and few tokens, of a slot whose pages lie anywhere."""
+    d = decoder(prefixes=False)
+    first, slot = d.open([1]), d.open([1])
+    feed(d, first, list(range(2 * PAGE)))
+    if length:
+        feed(d, slot, list(range(length)))
+    assert d.reserve(slot, count)
+    step = Step(slot, list(range(7, 7 + count)), want)
+    short, ragged = d._batch([step]), d._batch._ragged([step])
+    for name in ("ids", "positions", "starts", "lengths", "pages", "slots", "wanted"):
+        one, two = getattr(short, name), getattr(ragged, name)
+        assert torch.equal(one, two) and one.dtype == two.dtype and one.is_contiguous(), name
 
 
 def test_open_without_reuse_reads_no_cached_prefix() -> None:

@@ -9,15 +9,15 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from backends.base import ContextTooLong, Step, Vocab
 from backends.engine.arch import Arch
+from backends.engine.batches import Batches
 from backends.engine.blocks import PagePool
 from backends.engine.kv import PAGE, PagedKV
-from backends.engine.transfer import fetch, send
+from backends.engine.transfer import fetch
 from backends.kernels import Batch
 
 
@@ -45,7 +45,7 @@ class PagedDecoder:
         self.pool = PagePool(kv.pages, PAGE)
         named = getattr(arch, "columns", None)
         self.columns = None if named is None else named[named < vocab.size].cpu().numpy()
-        self._even: dict[int, tuple[Tensor, Tensor]] = {}       # starts and wanted of n sequences with one row each
+        self._batch = Batches(arch, self.device, kv.pages)
         self.steps = self.rows = self.asked = self.reused = 0
 
     # ------------------------------------------------------------------------------------------ slots
@@ -153,46 +153,6 @@ class PagedDecoder:
             content = slot.tokens[place * PAGE:(place + 1) * PAGE]
             slot.pages[place] = self.pool.publish(before, slot.pages[place], content)
             slot.published = place + 1
-
-    def _decoding(self, steps: Sequence[Step]) -> Batch:
-        """`_batch` on the CPU where every sequence adds one token and wants its row, as in nearly all passes."""
-        befores = [len(step.slot.tokens) for step in steps]
-        pages = np.zeros((len(steps), max(befores) // PAGE + 1), np.int32)
-        places = []
-        for row, (step, before) in enumerate(zip(steps, befores)):
-            held, last = step.slot.pages, before // PAGE
-            pages[row, :last + 1] = held[:last + 1]
-            places.append(held[last] * PAGE + before % PAGE)
-        if len(steps) not in self._even:
-            self._even[len(steps)] = torch.arange(len(steps) + 1, dtype=torch.int32), torch.arange(len(steps))
-        starts, wanted = self._even[len(steps)]
-        numbers = np.array([[step.tokens[0] for step in steps], befores, places], np.int64)
-        ids, positions, slots = map(torch.from_numpy, numbers)                 # a third of the time of three torch.tensor
-        lengths = numbers[1].astype(np.int32)
-        lengths += 1
-        return Batch(ids, positions, starts, torch.from_numpy(lengths), torch.from_numpy(pages), slots, wanted,
-                     *self.arch.rotation(positions))
-
-    def _batch(self, steps: Sequence[Step]) -> Batch:
-        if self.device.type == "cpu" and all(len(step.tokens) == step.want == 1 for step in steps):
-            return self._decoding(steps)
-        counts = [len(step.tokens) for step in steps]
-        starts = np.zeros(len(steps) + 1, np.int32)
-        np.cumsum(counts, out=starts[1:])
-        befores = np.array([step.slot.length for step in steps], np.int64)
-        lengths = (befores + counts).astype(np.int32)
-        sequence = np.repeat(np.arange(len(steps)), counts)
-        positions = np.arange(starts[-1]) - starts[:-1][sequence] + befores[sequence]
-        pages = np.zeros((len(steps), -(-int(lengths.max()) // PAGE)), np.int32)
-        for row, step in enumerate(steps):
-            used = -(-int(lengths[row]) // PAGE)
-            pages[row, :used] = step.slot.pages[:used]
-        slots = pages[sequence, positions // PAGE].astype(np.int64) * PAGE + positions % PAGE
-        wanted = np.concatenate([np.arange(end - step.want, end, dtype=np.int64) for step, end in zip(steps, starts[1:])])
-        ids = np.fromiter((token for step in steps for token in step.tokens), np.int64, starts[-1])
-        ids, positions, starts, lengths, pages, slots, wanted = send(
-            (ids, positions, starts, lengths, pages, slots, wanted), self.device)
-        return Batch(ids, positions, starts, lengths, pages, slots, wanted, *self.arch.rotation(positions))
 
 
 def _of(rows: Tensor, wanted: Tensor) -> Tensor:

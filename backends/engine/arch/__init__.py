@@ -26,8 +26,9 @@ class Arch(Protocol):
     layers: tuple[LayerKV, ...]
     hidden: int
 
-    def rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin, float32 [T, R, rot/2], for positions int64 [R]; T = 0 where the model does without."""
+    def rotation(self, positions: Tensor, last: int, run: bool = False) -> tuple[Tensor, Tensor]:
+        """cos and sin, float32 [T, R, rot/2], for positions int64 [R], the largest of which is ``last``; T = 0 where the model
+        does without. ``run``: they follow one another."""
 
     def forward(self, batch: Batch, kv: Sequence[KVLayer]) -> Tensor:
         """The residual stream after the last block, [R, H]."""

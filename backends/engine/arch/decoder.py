@@ -64,14 +64,17 @@ class FusedDecoder:
         self._head = self._table if whole else ops.pack(*read.matrix("lm_head", rows, plan.hidden))
         progress(Progress("read", plan.layers, plan.layers))
 
-    def rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def rotation(self, positions: Tensor, last: int, run: bool = False) -> tuple[Tensor, Tensor]:
         """On the CPU from tables that grow with the longest sequence so far: cosines cost more than reading them."""
-        if positions.device.type != "cpu" or (longest := int(positions.max()) + 1) > TABLE:
+        if positions.device.type != "cpu" or last >= TABLE:
             return tables(positions, self._frequencies, self._factors)
-        if longest > self._angles[0].shape[1]:
-            size = min(TABLE, 1 << max(9, longest.bit_length()))
+        if last >= self._angles[0].shape[1]:
+            size = min(TABLE, 1 << max(9, (last + 1).bit_length()))
             self._angles = tables(torch.arange(size), self._frequencies, self._factors)
         cos, sin = self._angles
+        if run and len(cos) == 1:                            # of several ropes a run is not contiguous
+            rows = len(positions)
+            return cos.narrow(1, last + 1 - rows, rows), sin.narrow(1, last + 1 - rows, rows)
         return cos.index_select(1, positions), sin.index_select(1, positions)
 
     def forward(self, batch: Batch, kv: Sequence[KVLayer]) -> Tensor:

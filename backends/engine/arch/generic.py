@@ -202,7 +202,7 @@ class GenericArch:
         packed.bind(module, self._pass)
         module.set_attn_implementation(packed.PAGED)
 
-    def rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def rotation(self, positions: Tensor, last: int, run: bool = False) -> tuple[Tensor, Tensor]:
         """No tables: the model rotates by itself."""
         nothing = torch.empty(0, positions.shape[0], 0, device=positions.device)
         return nothing, nothing
