@@ -9,7 +9,7 @@ import pytest
 
 from backends.base import DraftSpec, Sampling, DraftJob
 from backends.engine.controller import HORIZON, LENGTHS, Controller
-from backends.engine.costs import Acceptance, PassCosts
+from backends.engine.costs import Acceptance, DraftCosts, PassCosts
 
 FLAT, REAL, STEEP, LINEAR = (lambda r: 1 + .02 * (r - 1)), (lambda r: 1 + .16 * (r - 1)), (lambda r: 1 + .5 * (r - 1)), float
 PLAIN = 0.01                # seconds of a plain pass
@@ -167,6 +167,28 @@ def test_one_disturbed_measurement_moves_a_cost_by_little():
     for _ in range(60):
         costs.saw(1, 20.0)
     assert costs.expected(1) == pytest.approx(20, rel=.02)
+
+
+def test_what_is_read_first_is_no_part_of_what_an_id_costs():
+    """The first draft of an answer reads some of its prompt, and the first of all sets kernels up as well."""
+    costs = DraftCosts(.1)
+    costs.saw(8.0, 1, 8)
+    assert costs.id(10.0) == 1.0 and costs.read(10.0, None) == 1.0
+    for seconds in (5.0, 2.0, 2.1):
+        costs.saw(seconds, 1, 0)
+    assert costs.id(10.0) == 2.0
+    costs.saw(10.0, 2, 8)
+    assert costs.id(10.0) == 2.0 and .9 < costs.read(10.0, None) < 1.0
+
+
+def test_a_weak_draft_that_pays_is_not_given_up():
+    """Guesses of which 0.41 are right, in passes that cost what they did on the fast kernels: 1.155 at best."""
+    costs = {1: 1, 2: 1.1, 3: 1.21, 4: 1.26, 6: 1.5, 8: 1.9, 12: 2.8, 16: 3.7}
+    world = World(lambda r: costs[r], .12)
+    for rows, value in costs.items():
+        world.controller.costs.learn(rows, PLAIN * value)
+    took = [world.answer(lambda place: .41, prompt=40)[0] for _ in range(40)]
+    assert sum(took) / 40 < HORIZON * PLAIN / 1.09 and max(took) < 1.03 * HORIZON * PLAIN
 
 
 def test_acceptance_is_by_place_given_those_before():

@@ -161,6 +161,7 @@ def test_a_length_by_measurement_changes_no_token_and_measures_while_idle():
     assert sum(passes for _, passes in report.lengths) + sum(right for _, right in report.positions) == 59
     costs = engine._lanes[0].controller.costs
     assert all(costs.seen(rows) >= 3 for rows in (1, *(1 + k for k in LENGTHS))), "what the answer did not need was measured afterwards"
+    assert not engine._lanes[0].controller.unknown(), "and what an id costs"
     assert not engine.step()
 
 

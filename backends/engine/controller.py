@@ -33,6 +33,7 @@ KEPT = 8                    # passes for which a length that was found is not lo
 NAP = 6                     # passes for which a model that was declined is not asked: between two passes all code is slow
 TRIAL = 2                   # ids of a draft that is made to see whether drafting pays by now
 FIRST_WAIT, LAST_WAIT = 6, 192      # passes between such trials
+READ = 0.5                  # of what may be lost, so much may be spent on reading: the rest is for drafts that come of it
 AT_ONCE = 512               # tokens that a drafter reads in one call
 NEAR = 8                    # tokens that a draft reads along with its first id at no cost worth counting
 BELIEF = {"model": 0.7, "text": 0.5, "lookup 9+": 0.85, "lookup 5-8": 0.7, "lookup 3-4": 0.55, "lookup 2": 0.4}
@@ -69,6 +70,10 @@ class Controller:
         if found is None:
             found = self._drafts[key] = DraftCosts(ratio if key[1] else 0.0)
         return found
+
+    def unknown(self) -> list[tuple[str, DraftCosts]]:
+        """Drafts by models that were asked for and whose ids' cost is not known yet."""
+        return [(name, costs) for (name, modelled), costs in self._drafts.items() if modelled and costs.seen <= WARM]
 
     # --------------------------------------------------------------------------------------- what it is told
     def drafted(self, courses: list[Course], drafts: list[Any], seconds: float) -> None:
@@ -145,7 +150,7 @@ class Course:
         if not self.modelled or asleep:
             return {"k": self._k, "limit": self.limit}
         each, spare = self._reading(plain), self.balance - self._worst(1, "model", 0)
-        self._can_read = max(NEAR, int(spare / each)) if each > 0 else text
+        self._can_read = max(NEAR, int(READ * spare / each)) if each > 0 else text
         return {"k": self._k, "limit": self.limit, "read": self._can_read}
 
     def _company(self, streams: int) -> None:
@@ -212,7 +217,7 @@ class Course:
     def _luck_of(self, source: str) -> Acceptance:
         found = self._luck.get(source)
         if found is None:
-            found = self._luck[source] = Acceptance(self.controller.luck(self.spec.name, source), 3.0, 0.9)
+            found = self._luck[source] = Acceptance(self.controller.luck(self.spec.name, source), 6.0, 0.95)
         return found
 
     # --------------------------------------------------------------------------------------- after it

@@ -84,19 +84,23 @@ class PassCosts:
 
 
 class DraftCosts:
-    """Seconds that drafting takes: for each id proposed, and for each token that has to be read before. ``ratio``: the draft's size beside the target's, the first guess for everything."""
+    """Seconds that drafting takes: for each id proposed, and for each token that has to be read before. ``ratio``: the draft's
+    size beside the target's, the first guess for everything."""
 
     def __init__(self, ratio: float) -> None:
         self.ratio = ratio
         self._id = self._read = None
+        self.seen = 0                           # calls that read nothing first: an id's cost is known from these alone
 
     def saw(self, seconds: float, ids: int, behind: int) -> None:
-        """One call: ``ids`` proposed, ``behind`` tokens read first (few are read along with the first id)."""
-        if behind > 16:
+        """One call: ``ids`` proposed, ``behind`` tokens read first (0: so few that they were read along with the first id)."""
+        if behind:
             rest = max(seconds - ids * (self._id or 0.0), 0.3 * seconds)
             self._read = _follow(self._read, rest / behind)
-        else:
-            self._id = _follow(self._id, seconds / max(1, ids))
+            return
+        each = seconds / max(1, ids)
+        self.seen += 1
+        self._id = min(self._id or each, each) if self.seen <= WARM else _follow(self._id, each)
 
     def id(self, plain: float) -> float:
         """Seconds an id; ``plain``: those of the target's pass of one row."""

@@ -9,19 +9,19 @@ import logging
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from backends.base import FinishReason, GainzError, Step, TokenLogprob
+from backends.base import Drafter, FinishReason, GainzError, Step, TokenLogprob
 from backends.engine import sampler
 from backends.engine.controller import LENGTHS, Controller
 from backends.engine.embed import EmbedQueue
 from backends.engine.grammar import Grammars
-from backends.engine.measure import measure
+from backends.engine.measure import measure, measure_draft
 from backends.engine.process import typed
 from backends.engine.scheduler import Limits, Scheduler
 from backends.engine.sequence import Answer, Sequence
@@ -119,12 +119,13 @@ class Lane:
         elif not any(decoding):
             self.controller.prompted(rows, seconds)
 
-    def idle(self) -> bool:
-        """Nobody waits: measure what drafting needs to know, one pass. False: nothing to do."""
+    def idle(self, drafters: Mapping[str, Drafter]) -> bool:
+        """Nobody waits: measure what drafting needs to know, one pass. False: nothing to do. ``drafters``: by what they are asked
+        for as."""
         if not self.controller.wanted or "draft" not in self.model.info.capabilities:
             return False
         if self._measuring is None:
-            self._measuring = measure(self.decoder, self.controller.costs, tuple(1 + k for k in LENGTHS), self.controller.clock)
+            self._measuring = self._measures(drafters)
         try:
             next(self._measuring)
         except StopIteration:
@@ -134,6 +135,13 @@ class Lane:
             log.warning("measuring passes failed: %r", error)
             self._measuring, self.controller.wanted = None, False
         return True
+
+    def _measures(self, drafters: Mapping[str, Drafter]) -> Iterator[None]:
+        controller = self.controller
+        yield from measure(self.decoder, controller.costs, tuple(1 + k for k in LENGTHS), controller.clock)
+        for name, costs in controller.unknown():
+            if name in drafters:
+                yield from measure_draft(drafters[name], costs, self.decoder.vocab.size, controller.clock)
 
     def hurry(self) -> None:
         """Somebody waits again: give the measuring text's room back."""

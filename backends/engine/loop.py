@@ -67,7 +67,8 @@ class Engine:
                 lane.embeds.close(ModelNotLoaded("The model was unloaded while it embedded."))
                 gone = [key for key in self._drafters if key[0] is lane or model.info.name in key[1].split("+")]
                 retired = [self._drafters.pop(key) for key in gone]
-            lane.hurry()
+            for one in (lane, *self._lanes):                # what is measured may be one of these drafters
+                one.hurry()
             for drafter in retired:
                 self._retire(drafter)
             model.engine = None
@@ -163,6 +164,10 @@ class Engine:
             drafter = ModelDrafter(draft.decoder, pairing.known)
         return FirstOf(LookupDrafter(), drafter) if lookup else drafter
 
+    def _drafters_of(self, lane: Lane) -> dict[str, Drafter]:
+        with self._post:
+            return {name: drafter for (one, name), drafter in self._drafters.items() if one is lane}
+
     def difference(self, target: LocalModel, draft: LocalModel) -> speculative.Difference | None:
         """The first id that means something else to the two models; from any thread."""
         return self._differ(self._lane(target), self._lane(draft))
@@ -204,7 +209,7 @@ class Engine:
                 self.steps += 1
                 self.last_step = time.monotonic()
                 return True
-            return not self._mail and any([lane.idle() for lane in self._lanes])
+            return not self._mail and any([lane.idle(self._drafters_of(lane)) for lane in self._lanes])
 
     def _collect(self) -> None:
         """Hand the mailbox's requests to their models."""

@@ -1,4 +1,4 @@
-"""What verifying several tokens costs beside one, measured while nobody waits for an answer.
+"""What verifying several tokens costs beside one, and what a draft costs, measured while nobody waits for an answer.
 
 One pass at a time, so that a request that comes in meanwhile waits for one pass at most. Beside the first answers, which
 measure what they happen to need, this fills the table and has the kernels set up for those numbers of rows.
@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from backends.base import Decoder, Step
-from backends.engine.costs import WARM, PassCosts
+from backends.base import Decoder, Drafter, DraftJob, Sampling, Step
+from backends.engine.costs import WARM, DraftCosts, PassCosts
 
 BEFORE = 32                 # tokens of the throw-away text in front
+NOBODY = -1                 # the throw-away text's number among a drafter's sequences
 
 
 def measure(decoder: Decoder, costs: PassCosts, rows: tuple[int, ...], clock: Callable[[], float]) -> Iterator[None]:
@@ -20,7 +21,7 @@ def measure(decoder: Decoder, costs: PassCosts, rows: tuple[int, ...], clock: Ca
     most = BEFORE + max(missing, default=1)
     if not missing or most > decoder.context:
         return
-    text = [(7919 * place + 11) % decoder.vocab.size for place in range(most)]
+    text = _words(most, decoder.vocab.size)
     slot = decoder.open(text, reuse=False)
     try:
         if not decoder.reserve(slot, most):
@@ -42,3 +43,24 @@ def measure(decoder: Decoder, costs: PassCosts, rows: tuple[int, ...], clock: Ca
                 costs.learn(count, costs.expected(1) * fastest / one)
     finally:
         decoder.release(slot)
+
+
+def measure_draft(drafter: Drafter, costs: DraftCosts, words: int, clock: Callable[[], float]) -> Iterator[None]:
+    """Drafts of one id for a text that grows by one or two tokens, as after a wrong and after a right one: each step of the
+    iterator is one. ``words``: ids of the target's vocabulary."""
+    text, size = _words(BEFORE + 4 * WARM, words), BEFORE
+    try:
+        for turn in range(2 * WARM + 2):
+            began = clock()
+            ids = sum(map(len, drafter.propose([DraftJob(text[:size], 1, Sampling(), 0, NOBODY)])))
+            if ids:
+                costs.saw(clock() - began, ids, 0 if turn else BEFORE)
+            yield
+            size += 1 + turn % 2
+    finally:
+        drafter.forget(NOBODY)
+
+
+def _words(count: int, vocabulary: int) -> list[int]:
+    """Ids of which nothing comes twice, so that nothing can be looked up."""
+    return [(7919 * place + 11) % vocabulary for place in range(count)]
