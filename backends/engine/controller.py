@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from backends.base import DraftSpec, Speculation
-from backends.engine.costs import WARM, Acceptance, DraftCosts, PassCosts
+from backends.engine.costs import WARM, Acceptance, DraftCosts, PassCosts, Trials
 from backends.engine.tally import Counts
 from backends.speculative import parts
 
@@ -32,7 +32,6 @@ REFRESH = 32                # drafted passes after which a plain one is measured
 KEPT = 8                    # passes for which a length that was found is not looked for again, where nothing was drafted meanwhile
 NAP = 6                     # passes for which a model that was declined is not asked: between two passes all code is slow
 TRIAL = 2                   # ids of a draft that is made to see whether drafting pays by now
-FIRST_WAIT, LAST_WAIT = 6, 192      # passes between such trials
 READ = 0.5                  # of what may be lost, so much may be spent on reading: the rest is for drafts that come of it
 AT_ONCE = 512               # tokens that a drafter reads in one call
 NEAR = 8                    # tokens that a draft reads along with its first id at no cost worth counting
@@ -51,6 +50,8 @@ class Controller:
         self.last = (0, 0, 0)                               # of the last decoding pass: streams, rows, tokens
         self._luck: dict[tuple[str, str], Acceptance] = {}
         self._drafts: dict[tuple[str, bool], DraftCosts] = {}
+        self._trials: dict[str, Trials] = {}
+        self.passes = 0                                     # that were asked for a draft of measured length, of all answers
 
     def course(self, spec: DraftSpec, prompt: int, room: int, ratio: float = 1.0) -> Course:
         """For one sequence: of ``prompt`` tokens, with ``room`` for so many more. ``ratio``: size of the draft beside the target."""
@@ -70,6 +71,9 @@ class Controller:
         if found is None:
             found = self._drafts[key] = DraftCosts(ratio if key[1] else 0.0)
         return found
+
+    def trials(self, draft: str) -> Trials:
+        return self._trials.setdefault(draft, Trials())
 
     def unknown(self) -> list[tuple[str, DraftCosts]]:
         """Drafts by models that were asked for and whose ids' cost is not known yet."""
@@ -118,8 +122,7 @@ class Course:
         self.read = 0                                       # tokens that the last call had to read first
         self._passes = self._plain = self._declined = 0     # _plain: passes since one without a draft
         self._luck: dict[str, Acceptance] = {}
-        self._tried: dict[str, int] = {}                    # source → the pass of its last draft
-        self._wait: dict[str, int] = {}
+        self._trials = Trials()                             # of what is looked up: that depends on the text
         self._at = 0                                        # length of the text when a model last read it
         self._short = False                                 # it had to leave out the beginning
         self._text = self._k = self._base = 0
@@ -139,6 +142,7 @@ class Course:
             self._at = text
             return {"k": min(k, self.spec.length)}
         self._passes += 1
+        self.controller.passes += 1
         costs, asleep = self.controller.costs, self._passes < self._until
         if costs.seen(streams) < SETTLE or self._plain >= REFRESH or asleep and not self.looks:
             return None
@@ -174,9 +178,10 @@ class Course:
         if known != circumstances:
             best = self._best(source)
             self._found[source] = circumstances, best
+        trials, now = self._patience(modelled)
         if best:
-            self._wait[source] = FIRST_WAIT
-        elif self._passes - self._tried.get(source, self._passes - FIRST_WAIT) >= self._wait.get(source, FIRST_WAIT):
+            trials.pays(source)
+        elif trials.due(source, now):
             best = min(TRIAL, self._k)
         again = modelled and self._short and self._can_read >= self._text       # what was gained allows the whole text
         behind = (self._text if again else self._text - self._at) if modelled else 0
@@ -214,6 +219,11 @@ class Course:
         drafts = self.controller.draft_costs(self.spec.name, source, self.ratio)
         return drafts.id(self.controller.costs.expected(1) or 0.0)
 
+    def _patience(self, modelled: bool) -> tuple[Trials, int]:
+        """A model that does not pay here will hardly pay in the next answer: its trials, which cost the most, are counted over all."""
+        controller = self.controller
+        return (controller.trials(self.spec.name), controller.passes) if modelled else (self._trials, self._passes)
+
     def _luck_of(self, source: str) -> Acceptance:
         found = self._luck.get(source)
         if found is None:
@@ -238,9 +248,8 @@ class Course:
         tried = length if made > right else right           # an answer that ends inside a draft says nothing of the rest
         self._luck_of(source).saw(tried, right)
         self.controller.luck(self.spec.name, source).saw(tried, right)
-        waited = self._wait.get(source, FIRST_WAIT)
-        self._wait[source] = FIRST_WAIT // 2 if right else min(LAST_WAIT, 2 * waited)
-        self._tried[source] = self._passes
+        trials, now = self._patience(not source.startswith("lookup"))
+        trials.made(source, now, right)
 
     def settle(self, streams: int, rows: int, seconds: float) -> None:
         """The pass is measured: what it gained or lost goes to the balance."""

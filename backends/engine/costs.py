@@ -12,6 +12,7 @@ WARM = 3                    # first measurements of a number of rows, of which t
 FOLLOW, DRAG = 0.15, 0.05   # how fast a cost follows its own measurements, and those of other numbers of rows
 RECENT = 0.02               # weight of the last measurement in a mean
 CLIP = 1.25                 # a measurement beyond this factor is taken for it: somebody else had the processor
+FIRST_WAIT, LAST_WAIT = 6, 192      # passes between two trials of what does not pay
 SLOPE = 0.1                 # first guess: what a row more costs, as a part of one row's pass
 
 
@@ -157,3 +158,22 @@ class Acceptance:
             through *= rate
             out.append(out[-1] + through)
         return out
+
+
+class Trials:
+    """When a source of drafts that does not pay is tried again: after a while, in passes, that doubles with each vain attempt."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, int] = {}                     # source → the pass of its last draft
+        self._wait: dict[str, int] = {}
+
+    def due(self, source: str, now: int) -> bool:
+        return source not in self._last or now - self._last[source] >= self._wait[source]
+
+    def pays(self, source: str) -> None:
+        self._wait[source] = FIRST_WAIT
+
+    def made(self, source: str, now: int, right: int) -> None:
+        waited = self._wait.get(source, FIRST_WAIT)
+        self._wait[source] = FIRST_WAIT // 2 if right else min(LAST_WAIT, 2 * waited)
+        self._last[source] = now
