@@ -188,7 +188,8 @@ def test_a_weak_draft_that_pays_is_not_given_up():
     for rows, value in costs.items():
         world.controller.costs.learn(rows, PLAIN * value)
     took = [world.answer(lambda place: .41, prompt=40)[0] for _ in range(40)]
-    assert sum(took) / 40 < HORIZON * PLAIN / 1.09 and max(took) < 1.03 * HORIZON * PLAIN
+    assert sum(took) / 40 < HORIZON * PLAIN / 1.08 and max(took) < 1.03 * HORIZON * PLAIN
+    assert max(world.answer(lambda place: 0.0, prompt=40)[0] for _ in range(6)) < 1.03 * HORIZON * PLAIN, "then it is always wrong"
 
 
 def test_acceptance_is_by_place_given_those_before():

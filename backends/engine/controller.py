@@ -4,10 +4,11 @@ Length. A pass over r rows costs C(r); a draft of k ids adds k rows and k · d f
 more. The length that maximises (tokens expected) / (seconds expected) is taken, as in SmartSpec (Liu et al. 2024); where that is
 0, drafting rests and is tried again after a while that doubles with each vain attempt.
 
-Budget. Each answer may lose `START` of the time that `HORIZON` plain tokens take (and of its prompt's time), and `GROWTH` of
-each further token's; what drafts gain is added. A draft is only made when the budget covers its worst case: every id wrong, and
-a number of rows that was never measured as dear as passes of their own. So an answer of `HORIZON` tokens is at most 1.2 % slower
-than a plain one, whatever text and draft are; the rest up to 3 % is for what measuring itself costs and for its errors.
+Budget. Each answer may lose `START` of the time that `HORIZON` plain tokens take (and of its prompt's time), `PROVEN` where drafts
+of that name have paid of late, and `GROWTH` of each further token's; what drafts gain is added. A draft is only made when the
+budget covers its worst case: every id wrong, and a number of rows that was never measured as dear as passes of their own. So an
+answer of `HORIZON` tokens is at most 1.2 % slower than a plain one, whatever text and draft are, and 2.4 % where a text turns
+against a draft that has paid; the rest up to 3 % is for what measuring itself costs and for its errors.
 
 Knows numbers: no decoder, no ids, and no clock but the one it is given.
 """
@@ -18,12 +19,12 @@ from collections.abc import Callable
 from typing import Any
 
 from backends.base import DraftSpec, Speculation
-from backends.engine.costs import WARM, Acceptance, DraftCosts, PassCosts, Trials
+from backends.engine.costs import WARM, Acceptance, DraftCosts, Gain, PassCosts, Trials
 from backends.engine.tally import Counts
 from backends.speculative import parts
 
 HORIZON = 256               # tokens over which the promise holds
-START, GROWTH = 0.006, 0.006
+START, PROVEN, GROWTH = 0.006, 0.018, 0.006
 CAP = 16                    # plain passes: more than this is never saved up to be lost later
 LENGTHS = (1, 2, 3, 5, 7, 11, 15)      # ids of a draft, where its length is chosen here: each number of rows has to be set up
 MARGIN = 1.02               # gain below which drafting is not worth its risk
@@ -51,6 +52,7 @@ class Controller:
         self._luck: dict[tuple[str, str], Acceptance] = {}
         self._drafts: dict[tuple[str, bool], DraftCosts] = {}
         self._trials: dict[str, Trials] = {}
+        self._gains: dict[str, Gain] = {}
         self.passes = 0                                     # that were asked for a draft of measured length, of all answers
 
     def course(self, spec: DraftSpec, prompt: int, room: int, ratio: float = 1.0) -> Course:
@@ -71,6 +73,9 @@ class Controller:
         if found is None:
             found = self._drafts[key] = DraftCosts(ratio if key[1] else 0.0)
         return found
+
+    def gain(self, draft: str) -> Gain:
+        return self._gains.setdefault(draft, Gain())
 
     def trials(self, draft: str) -> Trials:
         return self._trials.setdefault(draft, Trials())
@@ -150,7 +155,8 @@ class Course:
         self._company(streams)
         plain = costs.expected(streams)
         if self.balance is None:
-            self.balance = START * (self.horizon * plain + self.prompt * (self.controller.reading or 0.0))
+            share = PROVEN if self.controller.gain(self.spec.name).proven else START
+            self.balance = share * (self.horizon * plain + self.prompt * (self.controller.reading or 0.0))
         if not self.modelled or asleep:
             return {"k": self._k, "limit": self.limit}
         each, spare = self._reading(plain), self.balance - self._worst(1, "model", 0)
@@ -271,6 +277,7 @@ class Course:
             return
         whole = costs.expected(rows) if costs.seen(rows) > WARM else seconds         # what setting kernels up takes is paid too
         extra = whole - costs.expected(rows - length) + self._draft_seconds
+        self.controller.gain(self.spec.name).saw((right * plain - extra) / plain)
         grown = GROWTH * plain * (1 + right)
         self.balance = min(self.balance + grown + right * plain - extra, max(CAP * plain, self.balance + grown))
 

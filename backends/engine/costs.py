@@ -13,6 +13,7 @@ FOLLOW, DRAG = 0.15, 0.05   # how fast a cost follows its own measurements, and 
 RECENT = 0.02               # weight of the last measurement in a mean
 CLIP = 1.25                 # a measurement beyond this factor is taken for it: somebody else had the processor
 FIRST_WAIT, LAST_WAIT = 6, 192      # passes between two trials of what does not pay
+ENOUGH = 24                 # drafted passes by which one may say that drafts pay
 SLOPE = 0.1                 # first guess: what a row more costs, as a part of one row's pass
 
 
@@ -177,3 +178,18 @@ class Trials:
         waited = self._wait.get(source, FIRST_WAIT)
         self._wait[source] = FIRST_WAIT // 2 if right else min(LAST_WAIT, 2 * waited)
         self._last[source] = now
+
+
+class Gain:
+    """What drafted passes have gained of late, in plain passes."""
+
+    def __init__(self) -> None:
+        self._mean, self._seen = 0.0, 0
+
+    def saw(self, passes: float) -> None:
+        self._seen += 1
+        self._mean += (passes - self._mean) * max(RECENT, 1 / self._seen)
+
+    @property
+    def proven(self) -> bool:
+        return self._seen >= ENOUGH and self._mean > 0.0
