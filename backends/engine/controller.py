@@ -7,7 +7,7 @@ more. The length that maximises (tokens expected) / (seconds expected) is taken,
 Budget. Each answer may lose `START` of the time that `HORIZON` plain tokens take (and of its prompt's time), `PROVEN` where drafts
 of that name have paid of late, and `GROWTH` of each further token's; what drafts gain is added. A draft is only made when the
 budget covers its worst case: every id wrong, and a number of rows that was never measured as dear as passes of their own. So an
-answer of `HORIZON` tokens is at most 1.2 % slower than a plain one, whatever text and draft are, and 2.4 % where a text turns
+answer of `HORIZON` tokens is at most 1.2 % slower than a plain one, whatever text and draft are, and 2.1 % where a text turns
 against a draft that has paid; the rest up to 3 % is for what measuring itself costs and for its errors.
 
 Knows numbers: no decoder, no ids, and no clock but the one it is given.
@@ -24,7 +24,7 @@ from backends.engine.tally import Counts
 from backends.speculative import parts
 
 HORIZON = 256               # tokens over which the promise holds
-START, PROVEN, GROWTH = 0.006, 0.018, 0.006
+START, PROVEN, GROWTH = 0.006, 0.015, 0.006
 CAP = 16                    # plain passes: more than this is never saved up to be lost later
 LENGTHS = (1, 2, 3, 5, 7, 11, 15)      # ids of a draft, where its length is chosen here: each number of rows has to be set up
 MARGIN = 1.02               # gain below which drafting is not worth its risk
