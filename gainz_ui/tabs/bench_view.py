@@ -46,7 +46,7 @@ def sentence(words: str, report: Report) -> str:
     if report["ratio"] is None:
         return say("bench_nothing")
     if report["withheld"] == "coarse":
-        return say("bench_coarse", reach=coarseness(report))
+        return say("bench_coarse", reach=coarseness(report), a=report["a"]["asked"], b=report["b"]["asked"])
     if report["withheld"]:
         return say("bench_withheld")
     kind = WORDS.get(report["verdict"])
