@@ -232,10 +232,46 @@ def app(tmp_path_factory):
         process.wait(30)
 
 
+class Windows:
+    """The browser's windows, by language and by number within a test. One that was open before has fetched and compiled the page
+    already, which is most of what a visit costs; cookies and all else that it kept are wiped before it serves again."""
+
+    def __init__(self, chromium) -> None:
+        self._chromium, self._contexts, self._taken = chromium, {}, []
+
+    def take(self, locale: str, url: str):
+        """An empty page in a window that nobody has in this test."""
+        number = sum(key[0] == locale for key in self._taken)
+        self._taken.append((locale, number))
+        if (locale, number) not in self._contexts:
+            self._contexts[locale, number] = self._chromium.new_context(locale=locale, accept_downloads=True)
+        context = self._contexts[locale, number]
+        context.clear_cookies()
+        context.set_offline(False)
+        page = context.new_page()
+        protocol = context.new_cdp_session(page)
+        protocol.send("Storage.clearDataForOrigin", {"origin": url.rstrip("/"), "storageTypes": "all"})
+        protocol.detach()
+        return page
+
+    def pages(self) -> list:
+        return [page for key in self._taken for page in self._contexts[key].pages]
+
+    def give_back(self) -> None:
+        for page in self.pages():
+            page.close()
+        self._taken.clear()
+
+
+@pytest.fixture(scope="package")
+def windows(chromium):
+    return Windows(chromium)
+
+
 @pytest.fixture
-def visit(chromium):
-    """visit(url, …) → a page that stands; what it logs, raises and asks for elsewhere is judged at the end."""
-    contexts, faults, forgiven = [], [], []
+def visit(windows):
+    """visit(url, …) → a page that stands, in a window of its own; what it logs, raises and asks for elsewhere is judged at the end."""
+    faults, forgiven = [], []
 
     def asked(page, url: str, request) -> None:
         """A request to elsewhere is a fault; one for another page is a leaving, whoever began it."""
@@ -244,12 +280,10 @@ def visit(chromium):
         if request.is_navigation_request() and request.frame == page.main_frame and page.url.startswith(url):
             leaving()
 
-    def go(url: str, *, width: int = 1280, height: int = 900, locale: str = "en-US", scheme: str = "light", context=None):
-        if context is None:
-            context = chromium.new_context(viewport={"width": width, "height": height}, locale=locale, color_scheme=scheme,
-                                           accept_downloads=True)
-            contexts.append(context)
-        page = context.new_page()
+    def go(url: str, *, width: int = 1280, height: int = 900, locale: str = "en-US", scheme: str = "light"):
+        page = windows.take(locale, url)
+        page.set_viewport_size({"width": width, "height": height})
+        page.emulate_media(color_scheme=scheme)
         page.set_default_timeout(TAKES)
         page.on("console", lambda message: faults.append(f"console: {message.text}") if message.type == "error" else None)
         page.on("pageerror", lambda error: faults.append(f"page: {error}"))
@@ -265,9 +299,8 @@ def visit(chromium):
 
     go.leaving = leaving
     yield go
-    for page in [page for context in contexts for page in context.pages]:
+    for page in windows.pages():
         page.evaluate("0")  # what was reported until now arrives; what closing itself breaks off is not waited for
     seen = list(faults)
-    for context in contexts:
-        context.close()
+    windows.give_back()
     assert [fault for fault in seen if not any(part in fault for part in forgiven)] == []

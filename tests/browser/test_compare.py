@@ -33,6 +33,9 @@ def compare(page, text: str = "How fast is light?") -> None:
 
 def test_two_answers_grow_side_by_side_with_their_figures(both, visit):
     page = visit(both.url)
+    compare(page, "")
+    expect(page.locator("#gz-compare-plan")).to_contain_text("There is no prompt")
+    assert both.studio.requests == []
     compare(page)
     for number, name in enumerate(("starter", "starter-fp16")):
         card = page.locator(f"#gz-side-{number}")
@@ -100,7 +103,7 @@ def test_where_answers_part_is_marked(both, visit):
         del both.studio._stream
 
 
-def test_stop_ends_both_and_keeps_what_was_said(both, visit):
+def test_stop_ends_both_and_keeps_what_was_said_and_leaving_the_page_stops_them_too(both, visit):
     both.studio.speed, both.studio.tokens = 30.0, 5000
     page = visit(both.url)
     compare(page)
@@ -109,11 +112,6 @@ def test_stop_ends_both_and_keeps_what_was_said(both, visit):
     expect(page.locator("#gz-compare-run")).to_be_visible()
     wait_until(lambda: both.studio._running == 0)
     expect(page.locator("#gz-side-0 .gz-answer")).to_contain_text("kilometres")
-
-
-def test_leaving_the_page_stops_the_answers(both, visit):
-    both.studio.speed, both.studio.tokens = 30.0, 5000
-    page = visit(both.url)
     compare(page)
     wait_until(lambda: both.studio._running == 2)
     visit.leaving()
@@ -132,14 +130,6 @@ def test_what_memory_does_not_hold_runs_in_turn_and_the_page_says_so(stage, visi
     for number in (0, 1):
         expect(page.locator(f"#gz-side-{number} .gz-chip")).to_contain_text("done, unloaded")
     assert stage.studio.loaded() == {}
-
-
-def test_what_is_wrong_with_the_question_is_said(both, visit):
-    page = visit(both.url)
-    tab(page, "Compare")
-    page.click("#gz-compare-run")
-    expect(page.locator("#gz-compare-plan")).to_contain_text("There is no prompt")
-    assert both.studio.requests == []
 
 
 def test_the_report_with_its_plot_and_its_files(both, visit):
@@ -170,7 +160,7 @@ def test_the_report_with_its_plot_and_its_files(both, visit):
     expect(again.locator("#gz-quality-report")).to_contain_text("measurably different")
 
 
-def test_a_report_can_be_cancelled(both, visit):
+def test_a_report_can_be_cancelled_and_short_memory_offers_to_unload(both, visit):
     both.jobs.seconds = 30.0
     page = visit(both.url)
     tab(page, "Compare")
@@ -178,12 +168,8 @@ def test_a_report_can_be_cancelled(both, visit):
     page.click("#gz-quality-cancel")
     expect(page.locator("#gz-quality-work")).to_contain_text("cancelled")
     expect(page.locator("#gz-quality-run")).to_be_visible()
-
-
-def test_short_memory_offers_to_unload(both, visit):
+    both.jobs.seconds = 0.5
     both.jobs.error = OutOfMemory("This job needs more memory than is free.", need_bytes=2, free_bytes=1)
-    page = visit(both.url)
-    tab(page, "Compare")
     page.click("#gz-quality-run")
     expect(page.locator("#gz-quality-work")).to_contain_text("more memory than is free")
     both.jobs.error = None

@@ -7,13 +7,20 @@ from playwright.sync_api import expect
 from tests.browser.steps import tab
 
 
-def test_the_cost_is_shown_before_a_draft_is_made(stage, visit):
+def test_the_cost_is_shown_before_a_draft_is_made_and_too_many_layers_are_refused_there(stage, visit):
     stage.reset()
     page = visit(stage.url)
     tab(page, "Models")
     page.locator("#gz-make-draft button").first.click()
-    run = page.locator("#gz-draft-run")
+    run, layers = page.locator("#gz-draft-run"), page.locator("#gz-newdraft-layers input").first
     expect(run).to_be_hidden()
+    usual = layers.input_value()
+    layers.fill("400")
+    page.click("#gz-draft-look")
+    expect(page.locator("#gz-draft-notice")).to_contain_text("keeps from 1 to")
+    assert not stage.jobs.calls
+    expect(run).to_be_hidden()
+    layers.fill(usual)
     page.locator("#gz-newdraft-minutes input").first.fill("0")
     page.click("#gz-draft-look")
     expect(page.locator("#gz-draft-cost")).to_contain_text("from 9.5 to 1,234")
@@ -24,15 +31,3 @@ def test_the_cost_is_shown_before_a_draft_is_made(stage, visit):
     expect(page.locator("#gz-draft-notice")).to_contain_text("is made")
     assert "--plan" not in stage.jobs.calls[1][1] and stage.jobs.calls[1][1] == arguments[:-1]
     expect(run).to_be_hidden()
-
-
-def test_more_layers_than_the_model_has_are_refused_where_the_button_is(stage, visit):
-    stage.reset()
-    page = visit(stage.url)
-    tab(page, "Models")
-    page.locator("#gz-make-draft button").first.click()
-    page.locator("#gz-newdraft-layers input").first.fill("400")
-    page.click("#gz-draft-look")
-    expect(page.locator("#gz-draft-notice")).to_contain_text("keeps from 1 to")
-    assert not stage.jobs.calls
-    expect(page.locator("#gz-draft-run")).to_be_hidden()
