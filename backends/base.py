@@ -66,6 +66,9 @@ def _check(name: str, value: Any, low: float, high: float, *, whole: bool = Fals
         raise InvalidRequest(f"{called} must be from {low} to {high}.", field=name, **{name: value})
 
 
+TEXT_TOKENS = 256                       # of a continued text, where nothing is said: it has no end of its own
+
+
 @dataclass(frozen=True)
 class Sampling:
     """How tokens are chosen. Order: bias and penalties, temperature, top-k, top-p on renormalised mass, min-p.
@@ -591,6 +594,7 @@ class Backend:
     local: bool = True
     order: int = 100
     check: Callable[[ModelDir, Any], None] | None = None
+    helper: bool = False                # its models serve others, and are not meant to answer by themselves
 
     def missing(self) -> tuple[str, ...]:
         from importlib.util import find_spec

@@ -92,4 +92,4 @@ def _ids(model: ModelDir, said: Mapping[str, Any]) -> list[int] | None:
 
 
 BACKEND = Backend("draft", "Draft made here", ("torch", "safetensors", "tokenizers"), LocalOptions, claims, load, order=25,
-                  check=check)
+                  check=check, helper=True)

@@ -15,7 +15,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from backends import base
-from backends.base import GainzError, InvalidRequest, Message, Progress, Sampling
+from backends.base import TEXT_TOKENS, GainzError, InvalidRequest, Message, Progress, Sampling
 from gainz_ui.api import errors, native
 from gainz_ui.api.security import BODY_LIMIT, DROP_SECONDS, Guard
 from gainz_ui.services.startup import Startup
@@ -375,7 +375,7 @@ def test_the_server_fetches_no_addresses_for_others(client):
 
 
 def test_a_text_that_nobody_bounded_ends_and_a_chat_ends_by_itself(studio, client):
-    for body, most in (({"prompt": "a"}, native.TEXT_TOKENS), ({"prompt": "a", "max_tokens": None}, None), ({"prompt": "a", "max_tokens": 3}, 3),
+    for body, most in (({"prompt": "a"}, TEXT_TOKENS), ({"prompt": "a", "max_tokens": None}, None), ({"prompt": "a", "max_tokens": 3}, 3),
                        ({"messages": [{"role": "user", "content": "Hi"}]}, None)):
         assert client.post("/generate", json=body).status_code == 200 and studio.requests[-1].sampling.max_tokens == most, body
 

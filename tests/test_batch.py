@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from backends.base import (BrokenFile, EngineDied, InvalidRequest, Message, ModelNotLoaded, NameTaken, Sampling, StepFailed)
+from backends.base import (
+    TEXT_TOKENS, BrokenFile, EngineDied, InvalidRequest, Message, ModelNotLoaded, NameTaken, Sampling, StepFailed)
 from gainz_ui.services import batch as batches, batch_tasks
 from gainz_ui.services.batch import Batch, Plan
 from gainz_ui.services.batch_files import failures_of
@@ -45,7 +46,9 @@ def test_both_kinds_of_lines_become_requests():
     openai = {"custom_id": "c", "method": "POST", "url": "/v1/chat/completions", "body": {
         "model": "any", "messages": [{"role": "user", "content": "u"}], "max_completion_tokens": 9, "response_format": {"type": "json_object"}}}
     older = {"custom_id": "d", "method": "POST", "url": "/v1/completions", "body": {"prompt": [1, 2]}}
-    one, two, three, four = parse(lines(own, turns, openai, older)).sound()
+    one, two, three, four, five, six = parse(lines(own, turns, openai, older, {"task_id": 5, "prompt": "a"},
+                                                   {"task_id": 6, "prompt": "a", "max_tokens": None})).sound()
+    assert [t.request.sampling.max_tokens for t in (two, five, six)] == [None, TEXT_TOKENS, None]     # only a text has no end of its own
     assert one.request.sampling == Sampling(temperature=0.5, stop=("x",), stop_ids=(3,), logit_bias=((5, -1.0),), seed=7, max_tokens=2)
     assert (one.request.draft.name, one.request.draft.length, one.request.time_limit, one.line) == ("lookup", 4, 2.0, 1)
     assert two.id == "2" and two.request.prompt == (Message("system", "s"), Message("user", "u"))

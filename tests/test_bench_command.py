@@ -82,7 +82,8 @@ def test_from_the_command_line(house, capsys, monkeypatch):
 @pytest.mark.parametrize("words", [
     ["--a", "llama-fp16", "--b", "no-such-model"], ["--a", "llama-fp16", "--b", "llama-fp16,colour=red"],
     ["--a", "llama-fp16", "--b", "llama-fp16", "--pairs", "0"], ["--a", "llama-fp16", "--b", "llama-fp16", "--workload", "poems"],
-    ["--a", "llama-fp16", "--b", "llama-fp16,draft=no-such-draft"]])
+    ["--a", "llama-fp16", "--b", "llama-fp16,draft=no-such-draft"],
+    ["--a", "llama-fp16", "--b", "llama-fp16", "--json", "no-such-folder/found.json"]])
 def test_what_cannot_be_measured_is_one_line(house, capsys, monkeypatch, words):
     monkeypatch.chdir(house)
     code = cli.main(["bench", *words, "--models", str(house / "models")])

@@ -56,6 +56,7 @@ LLAMA, GPTQ, AWQ = entry("llama"), entry("tiny-gptq", "tiny", 4.0), entry("tiny-
     ([LLAMA, GPTQ, AWQ], ["tiny-awq", "tiny-gptq"]),                                                         # the model itself is gone
     ([entry("llama", loaded=True), GPTQ, AWQ], ["llama"]),                                               # what is loaded comes first
     ([GPTQ, entry("tiny-awq", "tiny", loaded=True), entry("a"), entry("a-q", "a")], ["tiny-awq", "tiny-gptq"]),
+    ([LLAMA, CatalogEntry("draft", Path("draft"), 1, parent="llama", helper=True)], ["llama"]),            # a draft is no variant
     ([entry("starter", bits=4.5), entry("starter-fp16"), LLAMA], ["starter-fp16", "starter"]),          # alike by name
     ([entry(f"a-{i}", "a") for i in range(6)] + [entry("a")], ["a", "a-0", "a-1", "a-2"])])
 def test_what_stands_chosen_at_first_belongs_together(entries, expected):

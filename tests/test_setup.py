@@ -192,7 +192,9 @@ def test_import_models_verify_remove_from_the_command_line(tmp_path):
     weights.write_bytes(data)
     bad = call("verify", "tiny", *models)
     assert bad.returncode == 1 and "checksum" in bad.stdout and "fetch it again" in bad.stderr
-    assert call("remove", "tiny", *models).returncode == 0
+    asked = call("remove", "tiny", *models)                    # nobody to ask, and nothing said
+    assert asked.returncode == 2 and "--yes" in asked.stderr and weights.exists()
+    assert call("remove", "tiny", "--yes", *models).returncode == 0
     assert not (tmp_path / "models" / "tiny").exists()
 
 

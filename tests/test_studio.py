@@ -116,6 +116,16 @@ def test_the_last_loaded_model_answers_where_none_is_named(studio):
     assert text(studio.submit(ask(1))) == "a:0 " and list(studio.loaded()) == ["a"]
 
 
+def test_a_draft_answers_where_none_is_named_only_if_nothing_else_is_there(studio):
+    toy, = studio.registry.backends
+    studio.load("a")
+    studio.registry = Registry((replace(toy, helper=True),))
+    studio.load("b")
+    assert text(studio.submit(ask(1))) == "a:0 " and studio.entry("b").helper
+    studio.unload("a")
+    assert text(studio.submit(ask(1))) == "b:0 "
+
+
 def test_a_second_load_only_reloads_for_other_options_and_says_so(studio):
     seen = []
     first = studio.load("a", {"streams": 2})

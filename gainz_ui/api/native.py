@@ -16,7 +16,7 @@ from fastapi import APIRouter, Request as HttpRequest
 from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from pydantic import BaseModel, ConfigDict
 
-from backends.base import ROLES, DraftSpec, Event, InvalidRequest, Message, Request, Sampling, TokenLogprob
+from backends.base import ROLES, TEXT_TOKENS, DraftSpec, Event, InvalidRequest, Message, Request, Sampling, TokenLogprob
 from gainz_ui import __version__
 from gainz_ui.api import described, limits, metrics
 from gainz_ui.api.bridge import Answer, watch_disconnect
@@ -72,7 +72,6 @@ class GenerateBody(Strict):
     prompt_logprobs: int | None = None
 
 
-TEXT_TOKENS = 256           # of a continued text, where nothing is said
 GAP_SECONDS = 0.01          # between two chunks of a stream: slower models send token by token, faster ones a few at once
 _PLAIN = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty", "seed",
           "max_tokens", "min_tokens", "ignore_eos", "logprobs", "prompt_logprobs")

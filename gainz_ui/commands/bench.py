@@ -50,13 +50,15 @@ def run(settings: Settings, given: argparse.Namespace) -> int:
     with watched(False) as (progress, cancel):
         try:
             ask = _ask(given)
+            if given.json is not None:
+                writable(given.json)
             studio = Studio(settings)
             try:
                 found = bench(studio, ask, __version__, progress, cancel)
             finally:
                 studio.close()
             if given.json is not None:
-                _write(given.json, found)
+                given.json.write_text(json.dumps(found, ensure_ascii=False, indent=1, default=str) + "\n", encoding="utf-8")
         except GainzError as error:
             return failed(error, False)
     _show(found)
@@ -89,11 +91,11 @@ def numbers(field: str, text: str, kind: type, count: int | None = None) -> list
     return found
 
 
-def _write(path: Path, found: dict[str, Any]) -> None:
-    try:
-        path.write_text(json.dumps(found, ensure_ascii=False, indent=1, default=str) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise InvalidRequest(f"{path} cannot be written.", field="json", reason=error.strerror or error) from error
+def writable(path: Path) -> None:
+    """Before minutes are spent on what is to stand there. InvalidRequest."""
+    there = path if path.exists() else path.absolute().parent
+    if path.is_dir() or not os.access(there, os.W_OK):
+        raise InvalidRequest(f"{path} cannot be written.", field="json", remedy="Name a file in a folder that is there and that you may write to.")
 
 
 def _show(found: dict[str, Any]) -> None:

@@ -25,8 +25,12 @@ def run(settings: Settings, given: argparse.Namespace) -> int:
         store.revisions.drop(given.name, given.revision)
         say(f"Removed: revision {given.revision} of {given.name}")
         return 0
-    if not given.yes and sys.stdin.isatty():        # a script that gives a name means it
-        say(f"{store.existing(given.name)} will be deleted for good. A server that has it loaded keeps it in memory only.")
+    place = store.existing(given.name)
+    if not given.yes and not sys.stdin.isatty():
+        say(f"Nothing was removed: there is nobody to ask. To delete {place} for good, add --yes.")
+        return 2
+    if not given.yes:
+        say(f"{place} will be deleted for good. A server that has it loaded keeps it in memory only.")
         if input("Delete it? [y/N] ").strip().lower() not in ("y", "yes"):
             say("Nothing was removed.")
             return 1

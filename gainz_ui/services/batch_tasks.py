@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from backends.base import BrokenFile, DraftSpec, GainzError, InvalidRequest, Message, Request, Sampling
+from backends.base import TEXT_TOKENS, BrokenFile, DraftSpec, GainzError, InvalidRequest, Message, Request, Sampling
 
 LONGEST = 16 << 20                      # bytes of one line
 SHOWN = 20                              # problems that an error lists
@@ -134,7 +134,8 @@ def _object(raw: bytes) -> dict[str, Any]:
 # ---------------------------------------------------------------------------------------------- requests
 def _own(data: Mapping[str, Any]) -> Request:
     _known(data, OWN | SAMPLED)
-    return Request(_prompt(data), _sampling({name: data[name] for name in SAMPLED & data.keys()}),
+    usual = {"max_tokens": TEXT_TOKENS} if "prompt" in data else {}
+    return Request(_prompt(data), _sampling(usual | {name: data[name] for name in SAMPLED & data.keys()}),
                    DraftSpec.asked(data.get("draft"), data.get("draft_length")), time_limit=data.get("time_limit"))
 
 

@@ -27,6 +27,7 @@ class CatalogEntry:
     bits: float | None = None           # mean bits per weight, where the claim knows
     local: bool = True                  # False: answered by another server
     loaded: bool = False
+    helper: bool = False                # a draft: it serves another model
     revision: str | None = None         # from manifest.json
     source: str = ""                    # where it came from, from manifest.json
     parent: str = ""                    # the model that it was made from here, from manifest.json
@@ -119,7 +120,7 @@ def examine(registry: Registry, name: str, path: Path, loaded: bool = False) -> 
         return CatalogEntry(name, path, reason=str(error), code=error.code, **facts)
     missing = backend.missing()
     return CatalogEntry(name, path, backend=backend.name, title=backend.title, format=claim.format, bits=claim.bits,
-                        local=backend.local, reason=f"unavailable: needs {', '.join(missing)}" if missing else "",
+                        local=backend.local, helper=backend.helper, reason=f"unavailable: needs {', '.join(missing)}" if missing else "",
                         code="missing_requirement" if missing else "", **facts)
 
 

@@ -43,7 +43,8 @@ class Plan:
 # ---------------------------------------------------------------------------------------------- choosing
 def related(entries: Sequence[Any]) -> list[str]:
     """What is worth comparing before anybody has chosen, the reference first: a model and the variants made from it, or like
-    it by name; those of a loaded model before others. Without relatives one model alone. ``entries``: of the catalog."""
+    it by name; those of a loaded model before others; no drafts. Without relatives one model alone. ``entries``: of the catalog."""
+    entries = [entry for entry in entries if not entry.helper]
     if not entries:
         return []
     families: dict[str, list[Any]] = {}

@@ -66,7 +66,7 @@ class Studio:
         self._gates: dict[str, threading.Lock] = {}         # one load or unload of a name at a time
         self._remote: dict[str, Model] = {}                 # models answered by another server live in this process
         self._loading: dict[str, tuple[Progress, float]] = {}
-        self._used: list[str] = []                          # loaded names, the last loaded at the end
+        self._used: list[str] = []                          # loaded names, the last loaded at the end, drafts before all others
         self._holds: list[str] = []                         # reasons for not being ready yet
         self._pairs = Pairs(self)
         self._stopping = False
@@ -162,7 +162,8 @@ class Studio:
                 self._remote[entry.name] = backend.load(model, options, report, cancel, self.reach)
                 info = self._remote[entry.name].info
             with self._lock:
-                self._used = [used for used in self._used if used != entry.name] + [entry.name]
+                others = [used for used in self._used if used != entry.name]
+                self._used = [entry.name, *others] if backend.helper else [*others, entry.name]
             return info
 
     def unload(self, name: str) -> None:
@@ -192,7 +193,7 @@ class Studio:
         return dict(sorted({**self.host.models(), **remote}.items()))
 
     def model(self, name: str | None = None) -> Model:
-        """The loaded model of that name; None: the one loaded last. ModelNotLoaded, ModelNotFound."""
+        """The loaded model of that name; None: the one loaded last that is no draft. ModelNotLoaded, ModelNotFound."""
         if name is None:
             with self._lock:
                 name = self._used[-1] if self._used else None

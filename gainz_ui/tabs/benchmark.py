@@ -118,7 +118,9 @@ def _wire_models(page: Page, parts: dict[str, Any], sides: tuple[SideForm, SideF
         picked = [one if one in there else first[min(place, len(first) - 1)] or None for place, one in enumerate((a, b))]
         drafts = [USUAL, ("lookup", "lookup"), *((name, name) for name in there), *((f"lookup+{name}", f"lookup+{name}") for name in there)]
         lone = "" if there else html.notice("plain", tr(language(request), "bench_no_models"), live=False)
-        return (*(gr.Dropdown(choices=choices, value=one) for one in picked), *(gr.Dropdown(choices=drafts) for _ in "ab"), shown(lone))
+        same = b not in there and picked[0] == picked[1]                    # one model: with a draft against without
+        drafted = [gr.Dropdown(choices=drafts), gr.Dropdown(choices=drafts, **({"value": "lookup"} if same else {}))]
+        return (*(gr.Dropdown(choices=choices, value=one) for one in picked), *drafted, shown(lone))
 
     inputs = [side.model for side in sides]
     outputs = [*inputs, *(side.draft for side in sides), parts["nothing"]]
