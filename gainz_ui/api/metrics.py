@@ -73,7 +73,8 @@ def _totals(meter: Meter) -> Iterator[Metric]:
     for key, help_text in COUNTED.items():
         yield _labelled(CounterMetricFamily(f"gainz_{key}", help_text, labels=["model"]),
                         (((model,), count) for model, count in meter.counts(key).items()))
-    yield _labelled(CounterMetricFamily("gainz_errors", "requests that ended with an error or were refused, by its code", labels=["model", "code"]),
+    yield _labelled(CounterMetricFamily(
+        "gainz_errors", "well-formed requests that ended with an error or were refused, and faults of the server, by code", labels=["model", "code"]),
                     meter.errors().items())
     yield _labelled(CounterMetricFamily("gainz_finished", "answers that ended, by the reason", labels=["model", "reason"]), meter.finished().items())
     yield _labelled(CounterMetricFamily("gainz_http_responses", "HTTP answers by status, refusals at the door among them", labels=["status"]),

@@ -175,7 +175,7 @@ def _prompt(data: Mapping[str, Any]) -> str | tuple:
     if len(given) != 1:
         raise InvalidRequest("it needs either prompt or messages.")
     if "messages" not in data or data["messages"] is None:
-        return tuple(given[0]) if isinstance(given[0], list) else given[0]
+        return tuple(given[0]) if isinstance(given[0], list) else _characters("prompt", given[0])
     if not isinstance(given[0], list) or not given[0]:
         raise InvalidRequest("messages is a list of {role, content}.")
     return tuple(map(_message, given[0]))
@@ -187,7 +187,14 @@ def _message(turn: Any) -> Message:
     _known(turn, {"role", "content", "name"})
     if not isinstance(turn.get("name"), str | None):
         raise InvalidRequest("the name in a message is a text.")
-    return Message(turn.get("role"), turn.get("content"), turn.get("name"))
+    return Message(turn.get("role"), _characters("content", turn.get("content")), turn.get("name"))
+
+
+def _characters(name: str, text: Any) -> Any:
+    """``text``, unless it is one with half of a surrogate pair, as JSON can carry it."""
+    if isinstance(text, str) and any("\ud800" <= sign <= "\udfff" for sign in text):
+        raise InvalidRequest(f"{name} holds half of a surrogate pair, which is no character.")
+    return text
 
 
 def _sampling(values: dict[str, Any]) -> Sampling:

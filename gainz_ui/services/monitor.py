@@ -18,7 +18,7 @@ from gainz_ui.services.snapshot import Memory
 
 WINDOW = 300.0                          # seconds that percentiles and shares are taken over
 NOW = 5.0                               # seconds that "now" means for a rate
-SHOWN = 50                              # requests in the table
+SHOWN = 20                              # requests in the table
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], numbers: int = 0) 
     side = lambda place: ' class="gz-figure"' if place >= len(head) - numbers else ""  # noqa: E731
     top = "".join(f'<th scope="col"{side(place)}>{html.escape(name)}</th>' for place, name in enumerate(head))
     body = "".join("<tr>" + "".join(f"<td{side(place)}>{html.escape(cell)}</td>" for place, cell in enumerate(row)) + "</tr>" for row in rows)
-    return f'<div class="gz-scroll" tabindex="0"><table class="gz-table"><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
+    return f'<div class="gz-scroll" tabindex="0"><table class="gz-log"><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def times(words: str, now: Figures) -> str:
