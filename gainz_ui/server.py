@@ -115,6 +115,7 @@ def build_app(house: House, page: Callable[[House], Any] | None = None) -> Any:
                               blocked_paths=[str(folder.resolve()) for folder in (settings.models, settings.logs)],
                               **shell.mount_options(settings.language))
     _mounted(app).add_exception_handler(gr.route_utils.FnIndexInferError, errors.no_such_name)
+    _mounted(app).add_exception_handler(404, errors.nothing_here)
     app.add_middleware(Guard, host=settings.host, keys=KeyRing(KeyFile(settings.keys), settings.api_key), hosts=settings.allowed_hosts,
                        origins=settings.allowed_origins, answered=house.studio.meter.answered, here=house.studio.reach.here)
     return app

@@ -161,6 +161,12 @@ def test_the_context_is_named_when_it_is_exceeded(program):
     assert answer.status_code == 400 and answer.json()["error"]["code"] == "context_too_long"
 
 
+@pytest.mark.parametrize("path", ["/chat/completions", "/completion", "/api/generate"])
+def test_a_path_without_v1_is_answered_with_the_paths_there_are(program, path):
+    answer = httpx.post(program.url + path, json={"prompt": "a"}, timeout=30)
+    assert answer.status_code in (404, 405) and "/v1/chat/completions" in answer.json()["error"]["remedy"], answer.text
+
+
 def test_every_name_of_gradios_client_on_a_real_model(program):
     from gradio_client import Client
     program.ready()

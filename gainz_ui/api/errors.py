@@ -149,6 +149,14 @@ async def no_such_name(request: Request, error: Exception) -> JSONResponse:
                              "/gradio_api/info.", status=404), 404)
 
 
+async def nothing_here(request: Request, error: Exception) -> JSONResponse:
+    """A path that nobody answers, or a file that Gradio's routes do not find."""
+    found = getattr(error, "detail", "Not Found")
+    said = f"There is nothing at {request.url.path[:200]}." if found == "Not Found" else str(found)
+    return JSONResponse(body("not_found", said, "The page is at /, our own API at /generate, /tokenize and /detokenize, OpenAI's at "
+                             "/v1/chat/completions, /v1/completions, /v1/embeddings and /v1/models.", status=404), 404)
+
+
 async def _unexpected(request: Request, error: Exception) -> JSONResponse:
     """A bug of ours: the traceback goes to the log, the client learns that it was not the client's fault."""
     log.error("unexpected error on %s %s", request.method, request.url.path, exc_info=error)
