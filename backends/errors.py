@@ -53,10 +53,10 @@ class GainzError(Exception):
 
 class InvalidRequest(GainzError):
     code = "invalid_request"
-    title = "A request field has a value that cannot be honoured"
+    title = "A value cannot be honoured"
     symptom = "HTTP 400, or a red message under the form, naming one field."
     check = "Compare the named field with the range in the message."
-    advice = "Correct the named field and send the request again."
+    advice = "Correct what is named, then try again."
 
 
 class ContextTooLong(InvalidRequest):

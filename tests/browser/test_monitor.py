@@ -29,7 +29,7 @@ def test_the_monitor_shows_what_the_engine_does(app, visit):
     expect(live.locator(".gz-chart")).to_have_count(4)
     expect(live).to_contain_text("To the first token")
     expect(live.locator(".gz-log").last).to_contain_text("llama-fp16")
-    expect(recent.locator("tbody tr").first).to_contain_text("A request field has a value")
+    expect(recent.locator("tbody tr").first).to_contain_text("A value cannot be honoured")
     expect(recent.locator("tbody tr").nth(1)).to_contain_text("cut at the token limit")
     expect(page.locator("#gz-monitor-errors")).to_contain_text("invalid_request")
     assert page.content().count("planted secret") == 0
