@@ -128,7 +128,7 @@ def _mend(path: Path) -> bytes:
         os.truncate(path, place)
         return data[:place]
     except OSError as error:
-        raise BrokenFile(f"{path} cannot be read.", reason=error.strerror) from error
+        raise BrokenFile(f"{path} cannot be read.", reason=error.strerror, remedy="Name a file that is there and that you may read.") from error
 
 
 def _is_row(tail: bytes) -> bool:

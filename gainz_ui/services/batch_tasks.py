@@ -68,7 +68,7 @@ def read(path: Path, model: str = "") -> Tasks:
         with open(path, "rb") as file:
             return parse(file, model)
     except OSError as error:
-        raise BrokenFile(f"{path} cannot be read.", reason=error.strerror) from error
+        raise BrokenFile(f"{path} cannot be read.", reason=error.strerror, remedy="Name a file that is there and that you may read.") from error
 
 
 def parse(lines: Iterable[bytes], model: str = "") -> Tasks:

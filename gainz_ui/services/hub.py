@@ -59,7 +59,8 @@ def pull(store: Store, repo: str, revision: str | None, files: tuple[str, ...] |
     of the same repository becomes a new revision, and the one before is kept; one that is pinned, or that was asked for by its
     commit, makes way only where another one is asked for."""
     if not _REPO.match(repo):
-        raise InvalidRequest(f"{repo!r} is no repository of the form OWNER/NAME.", field="repo")
+        raise InvalidRequest(f"{repo!r} is no repository of the form OWNER/NAME.", field="repo",
+                             remedy="Give both words as they stand at the top of its page, without https:// and a host.")
     name = check_name(name) if name else plain_name(repo.split("/")[1])
     if revision and _COMMIT.match(revision) and _have(store, name, repo, revision):
         return name
