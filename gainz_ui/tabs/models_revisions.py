@@ -7,19 +7,19 @@ from typing import Any
 
 import gradio as gr
 
-from backends.base import GainzError, InvalidRequest
+from backends.base import BrokenFile, GainzError, InvalidRequest
 from gainz_ui import html
 from gainz_ui.i18n import T, language, tr
 from gainz_ui.page import Page
 from gainz_ui.services.revisions import Kept, Revision, roll_back
 from gainz_ui.widgets import Html, shown
 
-KIND = "rollback"
+KIND, VERIFY = "rollback", "verify"
 QUIET: dict[str, Any] = {"queue": False, "api_visibility": "private", "show_progress": "hidden"}
 
 
 class RevisionCard:
-    """``add``: the button that rolls back, as the forms that bring a model in; `wire` joins the rest. ``catalog``: says which model."""
+    """``add``: the buttons whose work takes a while, as the forms that bring a model in; `wire` joins the rest. ``catalog``: says which model."""
 
     def __init__(self, page: Page, catalog: Any) -> None:
         self.page, self.catalog = page, catalog
@@ -29,7 +29,8 @@ class RevisionCard:
             with gr.Row(elem_classes="gz-actions"):
                 self.back = gr.Button(T("roll_back"), visible=False, size="sm", elem_id="gz-rollback")
                 self.pin = gr.Button(T("pin"), size="sm", elem_id="gz-pin")
-        self.add = [(self.back, self.start, [catalog, self.to])]
+                self.check = gr.Button(T("verify"), size="sm", elem_id="gz-verify")
+        self.add = [(self.back, self.start, [catalog, self.to]), (self.check, self.verify, [catalog])]
 
     @property
     def parts(self) -> list[Any]:
@@ -63,6 +64,19 @@ class RevisionCard:
         except GainzError as error:
             return [gr.Column(visible=True), shown(html.refusal(language(request), error)), gr.skip(), gr.skip(), gr.skip()]
         return self.show(request, name)
+
+    def verify(self, name: str | None):
+        """Every file against the manifest."""
+        if not name:
+            raise InvalidRequest("No model is chosen.", field="model", remedy="Choose one in the list.")
+
+        def work(report, cancel):
+            bad = [one.file for one in self.page.store.verify(name, report, cancel).files if one.state != "ok"]
+            if bad:
+                raise BrokenFile(f"{', '.join(bad[:5])} of {name} is not as its manifest says.", files=len(bad),
+                                 remedy=f"`python app.py verify {name} --repair` fetches what is wrong again; or remove the model and fetch it anew.")
+            return name
+        return VERIFY, name, work
 
     def start(self, name: str | None, to: str | None):
         if not name:

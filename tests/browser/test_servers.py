@@ -104,3 +104,8 @@ def test_one_click_goes_back_a_revision_and_a_pin_holds_it(stage, visit, store):
     page.click("#gz-pin")
     expect(rows.first).not_to_contain_text("pinned")
     expect(page.locator("#gz-rollback")).to_be_enabled()
+    page.click("#gz-verify")
+    expect(page.locator("#gz-models-notice")).to_contain_text("Every file of starter")
+    (store.root / "starter" / "stray.bin").write_bytes(b"x")
+    page.click("#gz-verify")
+    expect(page.locator("#gz-models-notice")).to_contain_text("stray.bin of starter is not as its manifest says")

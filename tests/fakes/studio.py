@@ -82,7 +82,7 @@ class FakeStudio:
     def entry(self, name):
         if name not in self._entries:
             raise ModelNotFound(f"There is no model {name!r}.", field="model")
-        return SimpleNamespace(**{**vars(self._entries[name]), "loaded": name in self._models})
+        return SimpleNamespace(**{**vars(self._entries[name]), "loaded": name in self._models, "helper": self._entries[name].backend == "draft"})
 
     def details(self, name):
         return SimpleNamespace(
