@@ -35,11 +35,12 @@ static void gated_in_tasks(Context& c, const Act& act, const Linear& w, int64_t 
 static void gated(Context& c, const int64_t* i) {
     const Act &a = *ptr<const Act>(i[0]), &out = *ptr<const Act>(i[4]);
     const Linear& w = *ptr<const Linear>(i[1]);
-    bool fits = w.bits && a.q && out.q && out.k % BLOCK == 0;
 #if defined(GAINZ_MANY)
-    fits = fits && i[2] < MANY;                                // rows that are laid out have tiles of their own
+    constexpr bool TOGETHER = false;                           // many rows have tiles of their own; at few it was never timed there
+#else
+    constexpr bool TOGETHER = true;
 #endif
-    if (fits) return gated_in_tasks(c, a, w, i[2], i[3], out);
+    if (TOGETHER && w.bits && a.q && out.q && out.k % BLOCK == 0) return gated_in_tasks(c, a, w, i[2], i[3], out);
     float* both = (float*)c.gates.need(static_cast<size_t>(i[2] * w.n) * 4);
     const int64_t product[5] = {i[0], i[1], i[2], (int64_t)both, 0}, rest[4] = {(int64_t)both, i[2], i[3], i[4]};
     matmul(c, product);
