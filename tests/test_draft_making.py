@@ -38,7 +38,7 @@ class Jobs:
 
 
 def making(backend: str = "gguf", layers: int = 6, reason: str = "") -> DraftMaking:
-    entry = SimpleNamespace(ready=not reason, local=True, backend=backend, format="GGUF", reason=reason)
+    entry = SimpleNamespace(ready=not reason, local=True, backend=backend, helper=backend == "draft", format="GGUF", reason=reason)
     about = SimpleNamespace(layers=(None,) * layers, parameters=1_000_000)
     studio = SimpleNamespace(entry=lambda name: entry, details=lambda name: about, changed=Signal())
     return DraftMaking(studio, Jobs())

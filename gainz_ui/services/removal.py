@@ -6,8 +6,6 @@ from typing import Any
 
 from backends.base import InvalidRequest
 
-DRAFT = "draft"                         # the backend of models that borrow from the one that they were made of
-
 
 def check(studio: Any, name: str) -> Any:
     """Its entry. InvalidRequest while it is in memory, or another model borrows from it; ModelNotFound."""
@@ -16,7 +14,7 @@ def check(studio: Any, name: str) -> Any:
         raise InvalidRequest(f"{name} is loaded.", field="model", remedy="Unload it first.")
     if any(item.name == name for item in studio.snapshot().loading):
         raise InvalidRequest(f"{name} is being loaded.", field="model", remedy="Cancel that first.")
-    drafts = [other.name for other in studio.catalog() if other.backend == DRAFT and other.parent == name]
+    drafts = [other.name for other in studio.catalog() if other.helper and other.parent == name]
     if drafts:
         raise InvalidRequest(f"{', '.join(drafts)} borrows embeddings and head from {name}.", field="model", remedy="Remove the draft first.")
     return entry

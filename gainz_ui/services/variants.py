@@ -42,7 +42,7 @@ def default_name(model: str, options: QuantizeOptions) -> str:
 
 def can_start_from(entry: Any) -> bool:
     """Float weights and GGUF files; what is GPTQ or AWQ already has lost what a quantizer needs, and a draft is no whole model."""
-    return entry.ready and entry.local and entry.backend not in (*METHODS, "draft")
+    return entry.ready and entry.local and not entry.helper and entry.backend not in METHODS
 
 
 class Variants:

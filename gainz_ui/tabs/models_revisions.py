@@ -67,8 +67,7 @@ class RevisionCard:
 
     def verify(self, name: str | None):
         """Every file against the manifest."""
-        if not name:
-            raise InvalidRequest("No model is chosen.", field="model", remedy="Choose one in the list.")
+        _need(name)
 
         def work(report, cancel):
             bad = [one.file for one in self.page.store.verify(name, report, cancel).files if one.state != "ok"]
@@ -79,8 +78,7 @@ class RevisionCard:
         return VERIFY, name, work
 
     def start(self, name: str | None, to: str | None):
-        if not name:
-            raise InvalidRequest("No model is chosen.", field="model", remedy="Choose one in the list.")
+        _need(name)
         page, target = self.page, to or None
         previous = page.store.revisions.of(name).previous
         target = None if target == previous else target         # a step back in history, where that is what it is
@@ -89,6 +87,11 @@ class RevisionCard:
             roll_back(page.studio, page.store.revisions, name, target, report, cancel)
             return name
         return KIND, name, work
+
+
+def _need(name: str | None) -> None:
+    if not name:
+        raise InvalidRequest("No model is chosen.", field="model", remedy="Choose one in the list.")
 
 
 def listed(words: str, kept: Kept) -> str:
