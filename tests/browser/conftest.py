@@ -79,8 +79,9 @@ class Stage:
         return uvicorn.Server(uvicorn.Config(app, port=self.port, log_level="error", timeout_graceful_shutdown=1))
 
     def reset(self, loaded: tuple[str, ...] = ("starter",)) -> None:
-        """As at the start; ``loaded`` models in memory."""
+        """As at the start; ``loaded`` models in memory. Work that the last test left behind has ended by then."""
         from tests.fakes.studio import info
+        self._end_work()
         studio = self.studio
         studio.speed, studio.tokens, studio.context, studio.load_seconds, studio.dead = 200.0, 40, 2048, 0.6, ""
         studio._models.clear()
@@ -90,6 +91,11 @@ class Stage:
         self.startup.task, self.startup.error = None, None
         self.jobs.reset()
         studio.changed.emit()
+
+    def _end_work(self) -> None:
+        for task in self.tasks.running():
+            task.cancel.set()
+            assert task.wait(10), f"{task.kind} {task.subject} does not end"
 
     def stop(self) -> None:
         self.blocks.gainz_page.answers.close()

@@ -174,6 +174,7 @@ def test_a_report_can_be_cancelled_and_short_memory_offers_to_unload(both, visit
     expect(page.locator("#gz-quality-work")).to_contain_text("more memory than is free")
     both.jobs.error = None
     page.click("#gz-quality-free")
+    wait_until(lambda: len(both.jobs.calls) == 3 and not both.tasks.running())     # a report of earlier is on the page
     expect(page.locator("#gz-quality-report")).to_contain_text("measurably different")
     assert both.studio.loaded() == {}
 
