@@ -78,9 +78,9 @@ static inline void halves(const Linear& w, int64_t nb, const Act& act, const int
             for (int m = 0; m < M; m++)
 #pragma GCC unroll 2
                 for (int h = 0; h < H; h++) sums[i][m][h] = _mm256_setzero_si256();
-        _mm_prefetch((const char*)code + 2048, _MM_HINT_T0);
 #pragma GCC unroll 8
-        for (int j = 0; j < LINES; j++, code += 64)
+        for (int j = 0; j < LINES; j++, code += 64) {
+            if (first == 0) _mm_prefetch((const char*)code + AHEAD, _MM_HINT_T0);      // the other half reads the same lines
 #pragma GCC unroll 2
             for (int h = 0; h < H; h++) {
                 const __m256i line = _mm256_loadu_si256((const __m256i*)(code + 32 * h));
@@ -92,6 +92,7 @@ static inline void halves(const Linear& w, int64_t nb, const Act& act, const int
                     add_products(sums[SETS - 1][m][h], b, lines.word(m, BITS == 4 ? at + 4 : at));
                 }
             }
+        }
 #pragma GCC unroll 4
         for (int m = 0; m < M; m++)
 #pragma GCC unroll 2

@@ -11,6 +11,7 @@ constexpr int W = 8;
 typedef __m256 vf;
 struct half { uint16_t bits; };
 struct bfloat { uint16_t bits; };
+constexpr int64_t AHEAD = 1024;         // bytes of codes that are fetched ahead of a product, line by line
 
 static inline __m256i head(int n) {
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
@@ -166,8 +167,8 @@ static inline void halves(const Linear& w, int64_t nb, const Act& act, const int
         }
         left--;
         Sum total[M][H];
-        _mm_prefetch((const char*)code + 2048, _MM_HINT_T0);
-        for (int j = 0; j < LINES; j++, code += 64)
+        for (int j = 0; j < LINES; j++, code += 64) {
+            if (first == 0) _mm_prefetch((const char*)code + AHEAD, _MM_HINT_T0);
             for (int h = 0; h < H; h++) {
                 const __m256i line = _mm256_loadu_si256((const __m256i*)(code + 32 * h));
                 const __m256i lo = BITS == 4 ? _mm256_and_si256(line, low) : line;
@@ -179,6 +180,7 @@ static inline void halves(const Linear& w, int64_t nb, const Act& act, const int
                     if (BITS == 4) total[m][h].add(hi, x[1]);
                 }
             }
+        }
         for (int m = 0; m < M; m++) {
             const int64_t at = rows[m] * blocks + s * SEG / BLOCK, at_segment = rows[m] * segments + s;
             const int32_t owed = (SEG == 32 ? act.minus8 : act.minus8_16)[at_segment] * (BITS == 4 ? 1 : 16);
