@@ -132,12 +132,15 @@ template <int BITS> static inline void unpack(const Linear& w, int64_t nb, uint8
     const __m256i low = _mm256_set1_epi8(15);
     const uint8_t* line = w.codes + nb * w.padded * LANES * BITS / 8;
     const auto keep = [&](int64_t vector, __m256i v) { _mm256_store_si256((__m256i*)(panel + vector * 32), v); };
-    for (int64_t j = 0; j < w.padded * BITS / 32; j++, line += 64)
+    const int64_t block = w.padded * LANES * BITS / 8;
+    for (int64_t j = 0; j < w.padded * BITS / 32; j++, line += 64) {
+        _mm_prefetch((const char*)line + block, _MM_HINT_T1);       // the next block, while this one is multiplied
         for (int h = 0; h < 2; h++) {
             const __m256i part = _mm256_loadu_si256((const __m256i*)(line + 32 * h));
             keep(BITS == 4 ? 4 * j + h : h * w.padded / 2 + 2 * j, _mm256_and_si256(part, low));
             keep(BITS == 4 ? 4 * j + 2 + h : h * w.padded / 2 + 2 * j + 1, _mm256_and_si256(_mm256_srli_epi16(part, 4), low));
         }
+    }
     float* numbers = (float*)(panel + panel_codes(w));
     for (int64_t g = nb * w.groups; g < (nb + 1) * w.groups; g++, numbers += 2 * LANES)
         for (int lane = 0; lane < LANES; lane += W) {
