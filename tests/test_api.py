@@ -142,7 +142,7 @@ BAD = [
     ({"prompt": "a", "logit_bias": {"--5": 1.0}}, "logit_bias"), ({"prompt": "a", "stop": ["s"] * 10_000}, "stop"),
     ({"prompt": "a", "stop": ""}, "stop"), ({"prompt": "a", "seed": 10**40}, "seed"), ({"prompt": "a", "stream": "yes"}, "stream"),
     ({"prompt": "a", "time_limit": 0}, "time_limit"), ({"messages": [{"role": "user"}]}, "messages.0.content"),
-    ({"messages": [{"role": "user", "content": "a", "x": 1}]}, "x"), ({"prompt": "a", "draft": {"name": "d", "length": 0}}, "draft_length"),
+    ({"messages": [{"role": "user", "content": "a", "x": 1}]}, "messages.0.x"), ({"prompt": "a", "draft": {"name": "d", "length": 0}}, "draft_length"),
 ]
 
 

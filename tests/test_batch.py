@@ -67,7 +67,7 @@ def test_a_line_for_another_model_is_told_and_one_for_the_batchs_own_is_run():
     (b'{"prompt": "a"}', "no task_id"), (b'{"task_id": ""}', "no task_id"), (b'{"task_id": true, "prompt": "a"}', "no task_id"),
     (b"{", "no JSON"), (b"[1]", "no JSON object"), (b'{"task_id": "a", "prompt": "\xff"}', "byte 28 is no UTF-8"), (b"[" * 100_000, "nested too deeply"),
     (b'{"task_id": "a"}', "either prompt or messages"), (b'{"task_id": "a", "prompt": "x", "messages": []}', "either prompt or messages"),
-    (b'{"task_id": "a", "prompt": "x", "max_token": 3}', "unknown field 'max_token'"), (b'{"task_id": "a", "prompt": 5}', "prompt must be"),
+    (b'{"task_id": "a", "prompt": "x", "max_token": 3}', "unknown field 'max_token'; max_tokens was probably meant"), (b'{"task_id": "a", "prompt": 5}', "prompt must be"),
     (b'{"task_id": "a", "prompt": "\\ud83d"}', "half of a surrogate pair"),
     (b'{"task_id": "a", "messages": [{"role": "user", "content": "\\udc00"}]}', "half of a surrogate pair"),
     (b'{"task_id": "a", "prompt": "x", "n": 2}', "unknown field 'n'"), (b'{"task_id": "a", "prompt": "x", "temperature": "hot"}', "temperature"),

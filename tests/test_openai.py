@@ -102,7 +102,8 @@ def test_defaults_are_openais(studio, client):
     ({"tools": [WEATHER], "tool_choice": "required", "response_format": {"type": "json_object"}}, "response_format"),
     ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"), ({"time_limit": 0}, "time_limit"), ({"stream": 1}, "stream"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages.0.content.0.type"),
-    ({"messages": [{"role": "bogus", "content": "a"}]}, "messages.0.role"), ({"messages": [{"role": "user"}]}, "messages")])
+    ({"messages": [{"role": "bogus", "content": "a"}]}, "messages.0.role"), ({"messages": [{"role": "user"}]}, "messages"),
+    ({"draft": {"name": "lookup", "len": 4}}, "draft.len"), ({"stop": ["a", 5]}, "stop.1")])
 def test_a_field_that_cannot_be_honoured_is_a_400_that_names_it(studio, client, body, field):          # SV-07, SV-13
     began = time.monotonic()
     answer = chat(client, **body)
@@ -110,6 +111,19 @@ def test_a_field_that_cannot_be_honoured_is_a_400_that_names_it(studio, client, 
     assert (answer.status_code, error["param"], error["type"]) == (400, field, "invalid_request_error"), answer.text
     assert error["message"] and error["remedy"] and time.monotonic() - began < 1
     assert not studio.requests
+
+
+@pytest.mark.parametrize("path,body,words", [
+    ("/v1/chat/completions", {"messages": HELLO, "n_predict": 5}, "Unknown field 'n_predict'; max_tokens was probably meant."),
+    ("/v1/chat/completions", {"messages": HELLO, "draft": {"name": "lookup", "len": 4}},
+     "Unknown field 'draft.len'; draft.length was probably meant."),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+     "messages.0.content.0: Images are not understood by this server"),
+    ("/v1/completions", {"prompt": "a", "maxTokens": 5}, "max_tokens was probably meant"),
+    ("/v1/embeddings", {"input": {}}, "input must be a text or a list, not an object.")])
+def test_a_refusal_says_what_was_probably_meant(studio, client, path, body, words):
+    answer = client.post(path, json=body)
+    assert answer.status_code == 400 and words in answer.json()["error"]["message"] and not studio.requests, answer.text
 
 
 def test_ten_thousand_prompts_are_refused_with_the_cap(studio, client):                               # SV-13

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -18,6 +18,7 @@ from starlette.exceptions import HTTPException
 
 from backends import base
 from backends.base import GainzError
+from gainz_ui.api import faults
 
 log = logging.getLogger(__name__)
 INTERNAL = "internal_error"             # the code of a fault of ours
@@ -89,35 +90,14 @@ async def _gainz(request: Request, error: Exception) -> JSONResponse:
 
 
 async def _invalid(request: Request, error: Exception) -> JSONResponse:
-    """The first fault that pydantic found, in our words: which field, and what was wrong with it."""
+    """The first fault that pydantic found, in our words."""
     assert isinstance(error, RequestValidationError)
-    fault = _deepest(error.errors())
-    where = [str(part) for part in fault["loc"] if part not in ("body", "query", "path") and not _is_branch(part)]
-    if fault["type"] == "json_invalid":
-        return _no_json(fault.get("ctx", {}).get("error", fault["msg"]))
-    if not where:
-        return JSONResponse(body("invalid_request", "The body must be a JSON object, sent as Content-Type: application/json.",
-                                 "With curl: -H 'Content-Type: application/json' -d '{\"prompt\": \"Hello\"}'"), 400)
-    if fault["type"] == "extra_forbidden":
-        return JSONResponse(body("invalid_request", f"Unknown field {where[-1]!r}.",
-                                 "Remove it: a field that is not known is refused, never ignored.", where[-1]), 400)
-    name = ".".join(where) if where[0] in NESTED else where[0]
-    return JSONResponse(body("invalid_request", f"{name}: {fault['msg']}.", base.InvalidRequest.advice, name), 400)
-
-
-NESTED = ("messages", "tools", "tool_choice", "response_format", "stream_options")
-
-
-def _deepest(faults: Sequence[Any]) -> Any:
-    """Of the first field that is wrong: of its alternatives, the one that came furthest is what was meant."""
-    def field(fault: Any) -> tuple:
-        return fault["loc"][:2]
-    return max((fault for fault in faults if field(fault) == field(faults[0])), key=lambda fault: len(fault["loc"]))
-
-
-def _is_branch(part: Any) -> bool:
-    """Pydantic's name for one alternative of a union, which is no field."""
-    return isinstance(part, str) and (part[:1].isupper() or "[" in part or part in ("str", "int", "float", "bool", "none"))
+    found = error.errors()
+    if found[0]["type"] == "json_invalid":
+        return _no_json(found[0].get("ctx", {}).get("error", found[0]["msg"]))
+    expected = getattr(request.scope.get("route"), "body_field", None)
+    told = faults.told(found, expected.field_info.annotation if expected is not None else None)
+    return JSONResponse(body("invalid_request", told.message, told.remedy, told.field or None), 400)
 
 
 async def _http(request: Request, error: Exception) -> JSONResponse:

@@ -8,12 +8,13 @@ Standard library only; nothing is run here.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from backends.base import TEXT_TOKENS, BrokenFile, DraftSpec, GainzError, InvalidRequest, Message, Request, Sampling
+from gainz_ui.services.meant import meant
 
 LONGEST = 16 << 20                      # bytes of one line
 SHOWN = 20                              # problems that an error lists
@@ -164,10 +165,11 @@ def _schema(form: Any) -> str | None:
     return json.dumps(inner["schema"])
 
 
-def _known(data: Mapping[str, Any], names: Iterable[str]) -> None:
+def _known(data: Mapping[str, Any], names: Collection[str]) -> None:
     for name in data:
         if name not in names:
-            raise InvalidRequest(f"unknown field {name!r}.")
+            guess = meant(name, names)
+            raise InvalidRequest(f"unknown field {name!r}{f'; {guess} was probably meant' if guess else ''}.")
 
 
 def _prompt(data: Mapping[str, Any]) -> str | tuple:
