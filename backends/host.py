@@ -295,8 +295,9 @@ class EngineHost:
         silent = time.monotonic() - link.heard
         last: Beat = link.last_beat
         age = None if last.step_age is None and not (self._answers and silent > 1.0) else (last.step_age or 0.0) + silent
-        waiting = int(last.counters.get("queue", 0))
-        return EngineBeat(self.state, self.reason, max(0, last.open - waiting), waiting, self._rss(link), age, last.counters)
+        under_way = len(self._answers)                      # known here, to the moment: whoever has read an answer's end finds it gone
+        waiting = min(int(last.counters.get("queue", 0)), under_way)
+        return EngineBeat(self.state, self.reason, under_way - waiting, waiting, self._rss(link), age, last.counters)
 
     def stats(self) -> dict[str, Any]:
         """The engine's counters, asked for now; an engine that does not answer at once gives its last heartbeat's."""

@@ -238,16 +238,25 @@ def test_closing_the_iterator_stops_the_work(host, toy):
     next(answer)
     answer.close()
     assert list(answer) == []
+    assert host.beat().running == 0
     time.sleep(0.1)
-    assert host.stats()["running"] == 0
+    assert host.stats()["active"] == 0
 
 
 def test_an_iterator_that_is_let_go_stops_the_work(host, toy):
     answer = toy("a").generate(ask(100_000), Cancel())
     next(answer)
     del answer
+    assert host.beat().running == 0
     time.sleep(0.1)
-    assert host.stats()["running"] == 0
+    assert host.stats()["active"] == 0
+
+
+def test_an_answer_counts_from_its_first_event_to_its_last_without_a_heartbeat(host, toy):
+    answer = toy("a").generate(ask(3), Cancel())
+    next(answer)
+    assert host.beat().running == 1
+    assert list(answer)[-1].last and host.beat().running == 0
 
 
 def test_closing_wakes_a_thread_that_waits(toy):

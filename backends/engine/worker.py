@@ -45,7 +45,6 @@ class Beat:
     """A sign of life. ``step_age``: seconds since the last step while there is work, else None."""
 
     step_age: float | None = None
-    open: int = 0
     counters: dict[str, Any] = field(default_factory=dict)
 
 
@@ -115,7 +114,7 @@ class Worker:
 
     def beat(self) -> Beat:
         age = time.monotonic() - self.stepped if self.answers else None
-        return Beat(age, len(self.answers), dict(self.engine.stats()))
+        return Beat(age, dict(self.engine.stats()))
 
     # ------------------------------------------------------------------------------------------ the mailbox
     def read(self) -> None:
