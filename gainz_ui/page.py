@@ -20,7 +20,8 @@ def asker(request: Any) -> str:
 class Page:
     """``version``: a hidden number that changes when models come or go: tabs listen to its ``change``. ``tabs``: the gr.Tabs, so
     that a button may open another tab. ``on_load``: what is to run when a page opens. ``places``: by name, what makes the HTML of an
-    element with that ``data-place``, for a language: page.js asks for it while it is in sight."""
+    element with that ``data-place``, for a language: page.js asks for it while it is in sight. ``followed``: the components that
+    show by themselves that a listener is at work on them."""
 
     studio: Any
     settings: Any
@@ -36,6 +37,7 @@ class Page:
     browser: dict[str, Any] = field(default_factory=dict)      # gr.BrowserStates by name
     places: dict[str, Callable[[str], str]] = field(default_factory=dict)
     loads: list[dict[str, Any]] = field(default_factory=list)  # keyword arguments for Blocks.load
+    followed: list[Any] = field(default_factory=list)
 
     def on_load(self, fn: Callable, inputs: Any = None, outputs: Any = None, **more: Any) -> None:
         self.loads.append({"fn": fn, "inputs": inputs, "outputs": outputs, **more})

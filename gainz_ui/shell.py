@@ -77,6 +77,15 @@ def _wire(blocks: gr.Blocks, page: Page, changed: gr.Button) -> None:
         trigger(lambda: page.studio.changed.version, None, page.version, **quiet)
     for load in page.loads:
         blocks.load(**{"show_progress": "hidden", "api_visibility": "private", **load})
+    _follow(blocks, page)
+
+
+def _follow(blocks: gr.Blocks, page: Page) -> None:
+    """At every event Gradio's client looks through the whole page for each component that it follows: the outputs of every listener
+    until then, shown or not, which is two thirds of what opening the page takes. It is left what shows it."""
+    for fn in blocks.fns.values():
+        if fn.show_progress == "hidden":
+            fn.show_progress_on = [part for part in fn.outputs if part in page.followed]
 
 
 def mount_options(language: str = "auto") -> dict[str, Any]:

@@ -6,6 +6,7 @@ import asyncio
 import json
 from types import SimpleNamespace
 
+import gradio as gr
 import pytest
 
 from backends.base import Progress
@@ -14,6 +15,7 @@ from gainz_ui.early import EarlyScript
 from gainz_ui.services.jobs import Jobs
 from gainz_ui.services.tasks import Tasks
 from gainz_ui.settings import Settings
+from gainz_ui.tabs.chat_flow import Flow
 from gainz_ui.tabs.snippets import Address, call_snippets, chat_snippets, snippets
 from tests.fakes.studio import FakeStudio
 
@@ -42,6 +44,19 @@ def test_what_generates_has_no_limit_of_gradios(blocks):
         if fn.name in {"send", "again", "edit", "go_on", "come_back", "load"}
     }
     assert limits and set(limits.values()) == {None}
+
+
+def test_gradios_client_follows_nothing_but_what_shows_it(blocks):
+    """Each component that it follows is looked for in the whole page at every event."""
+    silent = [dependency for dependency in blocks.get_config_file()["dependencies"] if dependency["show_progress"] == "hidden"]
+    followed = {blocks.blocks[part].elem_id for dependency in silent for part in dependency["show_progress_on"]}
+    assert len(silent) > 80 and followed == {"gz-chatbot"}
+
+
+def test_a_page_that_had_no_chat_leaves_one_that_was_begun_meanwhile_alone():
+    async def updates():
+        return [update async for update in Flow(None, {}, None).come_back(None, None)]
+    assert asyncio.run(updates()) == [gr.skip()]
 
 
 def test_tabs_are_found_in_their_order():

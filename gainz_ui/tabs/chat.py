@@ -40,6 +40,7 @@ def build(page: Page) -> None:
     presets.wire()
     _wire_models(page, parts)
     wire_drafts(page, parts)
+    page.followed.append(parts["chatbot"])          # its dots, before the first word
 
 
 # ---------------------------------------------------------------------------------------------- layout

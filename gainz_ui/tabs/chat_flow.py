@@ -178,7 +178,11 @@ class Flow:
         self.page.answers.stop(Chat.of(data).id)
 
     async def come_back(self, request: gr.Request, data: Any) -> AsyncIterator[Update]:
-        """The page was opened, reloaded or shown again: the chat as it was, and the answer that went on meanwhile."""
+        """The page was opened, reloaded or shown again: the chat as it was, and the answer that went on meanwhile. Where there was
+        none, one may have been begun by now: that stands."""
+        if not data:
+            yield gr.skip()
+            return
         words = language(request)
         try:
             chat = Chat.of(data)
