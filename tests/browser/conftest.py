@@ -5,6 +5,7 @@ error on its console and without a request to anywhere else."""
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -79,23 +80,36 @@ class Stage:
         return uvicorn.Server(uvicorn.Config(app, port=self.port, log_level="error", timeout_graceful_shutdown=1))
 
     def reset(self, loaded: tuple[str, ...] = ("starter",)) -> None:
-        """As at the start; ``loaded`` models in memory. Work that the last test left behind has ended by then."""
+        """As at the start; ``loaded`` models in memory. What the last test asked for has ended by then and is forgotten."""
         from tests.fakes.studio import info
         self._end_work()
+        self.tasks._tasks.clear()
+        self.blocks.gainz_page.answers._answers.clear()
         studio = self.studio
         studio.speed, studio.tokens, studio.context, studio.load_seconds, studio.dead = 200.0, 40, 2048, 0.6, ""
         studio._models.clear()
         studio._models.update({name: info(name, studio.context) for name in loaded})
         studio.requests.clear()
-        studio.speedup = 1.62
+        studio.speedup, studio.resting = 1.62, ()
         self.startup.task, self.startup.error = None, None
         self.jobs.reset()
         studio.changed.emit()
 
-    def _end_work(self) -> None:
-        for task in self.tasks.running():
-            task.cancel.set()
-            assert task.wait(10), f"{task.kind} {task.subject} does not end"
+    def _end_work(self, seconds: float = 30) -> None:
+        """Also what a page asked for while it was closed and what that begins in its turn."""
+        end = time.monotonic() + seconds
+        while busy := self._busy():
+            self.tasks.close()
+            self.blocks.gainz_page.answers.close()
+            assert time.monotonic() < end, f"{busy} do not end"
+            time.sleep(0.02)
+
+    def _busy(self) -> list:
+        """Events of pages, tasks and answers that are under way."""
+        queue = self.blocks._queue
+        events = [event.fn.name for job in queue.active_jobs for event in job or ()]
+        return [*events, *([f"{len(queue)} events"] if len(queue) else []), *(task.kind for task in self.tasks.running()),
+                *(["answer"] * self.studio._running)]
 
     def stop(self) -> None:
         self.blocks.gainz_page.answers.close()
@@ -138,7 +152,9 @@ class ScriptedJobs:
             if self.error is not None and step == 2:
                 raise self.error
             progress(Progress("quantize" if command == "quantize" else "compare", step, 10))
-            time.sleep(self.seconds / 10)
+            end = time.monotonic() + self.seconds / 10
+            while time.monotonic() < end and not cancel.is_set():
+                time.sleep(0.01)
         value = lambda option: arguments[arguments.index(option) + 1]  # noqa: E731
         if "--plan" in arguments:
             return {"name": value("--out"), "kept": [0, 3], "perplexity_before": 9.5, "perplexity_after": 1234.5}
@@ -209,9 +225,14 @@ def _wait_for(url: str, status: int = 200, seconds: float = 120) -> None:
 
 @pytest.fixture(scope="package")
 def the_stage():
-    stage = Stage()
-    yield stage
-    stage.stop()
+    """Its pages ask twice a second how things stand: what a test changes is soon seen."""
+    from gainz_ui import live
+    with pytest.MonkeyPatch.context() as sooner:
+        for name in ("CALM", "BUSY", "PLACE"):
+            sooner.setattr(live, name, 0.5)
+        stage = Stage()
+        yield stage
+        stage.stop()
 
 
 @pytest.fixture
@@ -274,6 +295,27 @@ def windows(chromium):
     return Windows(chromium)
 
 
+EVENTS = re.compile(r"/gradio_api/(run/|queue/join|queue/data)")
+
+
+def events(page) -> set:
+    """The page's requests for events of Gradio's that are under way: kept up to date."""
+    open_ = set()
+    page.on("request", lambda request: open_.add(request) if EVENTS.search(request.url) else None)
+    for name in ("requestfinished", "requestfailed"):
+        page.on(name, lambda request: open_.discard(request))
+    return open_
+
+
+def settle(page, under_way: set, seconds: float = 3) -> None:
+    """What a page asks for when it is opened is there, and comes after nothing that a test does. Not waited for longer than that: a
+    page may be opened to watch work that goes on."""
+    end, still = time.monotonic() + seconds, 0
+    while still < 3 and time.monotonic() < end:
+        page.wait_for_timeout(50)
+        still = 0 if under_way else still + 1
+
+
 @pytest.fixture
 def visit(windows):
     """visit(url, …) → a page that stands, in a window of its own; what it logs, raises and asks for elsewhere is judged at the end."""
@@ -294,8 +336,10 @@ def visit(windows):
         page.on("console", lambda message: faults.append(f"console: {message.text}") if message.type == "error" else None)
         page.on("pageerror", lambda error: faults.append(f"page: {error}"))
         page.on("request", lambda request: asked(page, url, request))
+        under_way = events(page)
         page.goto(url, wait_until="domcontentloaded")
         page.locator("#gz-header .gz-chip").first.wait_for()
+        settle(page, under_way)
         return page
 
     def leaving(*more: str) -> None:

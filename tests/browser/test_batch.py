@@ -19,12 +19,17 @@ def task(number: int, tokens: int = 8) -> str:
     return json.dumps({"task_id": f"t{number}", "prompt": f"{number} 世界", "max_tokens": tokens, "ignore_eos": True}, ensure_ascii=False)
 
 
-def test_a_file_of_tasks_runs_and_its_results_can_be_taken(app, visit, tmp_path):
+def test_a_bad_line_is_named_and_left_out_and_the_results_can_be_taken(app, visit, tmp_path):
     page = visit(app)
     tab(page, "Batch")
     expect(page.locator("#gz-batch-model input")).to_have_value("llama-fp16")
-    page.locator("#gz-batch-file input[type=file]").set_input_files(tasks(tmp_path, "jobs.jsonl", *(task(n) for n in range(6))))
+    page.locator("#gz-batch-file input[type=file]").set_input_files(
+        tasks(tmp_path, "jobs.jsonl", task(0), '{"task_id": "x"', *(task(n) for n in range(1, 6))))
     expect(page.locator("#gz-batch-file")).to_contain_text("jobs")
+    page.click("#gz-batch-run")
+    expect(page.locator("#gz-batch-work")).to_contain_text("line 2")
+    page.get_by_role("button", name="More options").locator("visible=true").click()
+    page.locator("#gz-batch-skip input").check()
     page.click("#gz-batch-run")
     expect(page.locator("#gz-batch-work")).to_contain_text("jobs: done")
     expect(page.locator("#gz-batch-work")).to_contain_text("6 of 6")
@@ -33,20 +38,6 @@ def test_a_file_of_tasks_runs_and_its_results_can_be_taken(app, visit, tmp_path)
         page.locator("#gz-batch-results a[download]").first.click()
     rows = [json.loads(line) for line in got.value.path().read_text(encoding="utf-8").splitlines()]
     assert sorted(row["task_id"] for row in rows) == [f"t{n}" for n in range(6)] and all(row["usage"]["completion_tokens"] == 8 for row in rows)
-
-
-def test_a_bad_line_is_named_and_can_be_left_out(app, visit, tmp_path):
-    page = visit(app)
-    tab(page, "Batch")
-    expect(page.locator("#gz-batch-model input")).to_have_value("llama-fp16")
-    page.locator("#gz-batch-file input[type=file]").set_input_files(tasks(tmp_path, "torn.jsonl", task(1), '{"task_id": "x"'))
-    expect(page.locator("#gz-batch-file")).to_contain_text("torn")
-    page.click("#gz-batch-run")
-    expect(page.locator("#gz-batch-work")).to_contain_text("line 2")
-    page.get_by_role("button", name="More options").locator("visible=true").click()
-    page.locator("#gz-batch-skip input").check()
-    page.click("#gz-batch-run")
-    expect(page.locator("#gz-batch-work")).to_contain_text("1 of 1")
 
 
 def test_a_batch_is_paused_goes_on_and_is_cancelled(app, visit, tmp_path):

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from playwright.sync_api import expect
 
-from tests.browser.steps import ANSWER, answered, ask, tab, wait_until
+from tests.browser.steps import ANSWER, answered, ask, before, tab, wait_until
 
 
-def test_chat_with_its_figures_and_its_code(stage, visit):
+def test_a_chat_with_its_figures_its_code_its_files_and_its_place_in_the_history(stage, visit):
     page = visit(stage.url)
     ask(page, "How fast is light?")
     answered(page)
@@ -34,20 +34,40 @@ def test_chat_with_its_figures_and_its_code(stage, visit):
         expect(code).to_contain_text(text)
     request = stage.studio.requests[-1][1]
     assert (request.sampling.temperature, request.sampling.top_k, request.sampling.max_tokens) == (0.7, 40, 1024)
+    for button, name, wanted in (
+        ("#gz-export-md", "gainz-chat.md", "**You**"),
+        ("#gz-export-json", "gainz-chat.json", '"format": "gainz-chat-1"'),
+    ):
+        with page.expect_download() as got:
+            page.click(button)
+        assert got.value.suggested_filename == name
+        text = got.value.path().read_text(encoding="utf-8")
+        assert wanted in text and "How fast is light?" in text and "print(299_792_458)" in text
+    page.click("#gz-new")
+    expect(page.locator("#gz-chatbot")).not_to_contain_text("How fast is light?")
+    page.locator("#gz-earlier button").first.click()
+    page.locator("#gz-history input").click()
+    page.get_by_role("option", name="How fast is light?").click()
+    expect(page.locator("#gz-chatbot")).to_contain_text("How fast is light?")
 
 
-def test_gr_07_stop_keeps_the_partial_text_and_stops_the_engine(stage, visit):
-    stage.studio.speed, stage.studio.tokens = 40.0, 1000
+def test_gr_07_an_export_has_what_is_written_so_far_and_stop_keeps_it_and_stops_the_engine(stage, visit):
+    stage.studio.speed, stage.studio.tokens = 20.0, 1000
     page = visit(stage.url)
     ask(page, "Count")
     expect(page.locator(ANSWER).last).to_contain_text("kilometres")
+    with page.expect_download() as got:
+        page.click("#gz-export-md")
+    text = got.value.path().read_text(encoding="utf-8")
+    assert "Count" in text and "kilometres" in text
     page.click("#gz-stop")
     expect(page.locator("#gz-stats")).to_contain_text("stopped")
     expect(page.locator("#gz-send")).to_be_visible()
     expect(page.locator("#gz-stop")).to_be_hidden()
+    wait_until(lambda: stage.studio._running == 0)
     steps = stage.studio.steps
-    time.sleep(0.5)
-    assert stage.studio.steps == steps and stage.studio._running == 0
+    time.sleep(0.3)
+    assert stage.studio.steps == steps
     expect(page.locator(ANSWER).last).to_contain_text("kilometres")
     assert page.locator(".toast-body.error").count() == 0
     page.click("#gz-continue")
@@ -58,49 +78,52 @@ def test_gr_07_stop_keeps_the_partial_text_and_stops_the_engine(stage, visit):
     assert page.locator(ANSWER).count() == 1, "the answer went on in place"
 
 
-def test_five_long_answers_do_not_hold_the_page_up(stage, visit):
-    stage.studio.speed, stage.studio.tokens = 3.0, 2000  # slow: what is measured is the server, not five browsers painting
-    pages = [visit(stage.url) for _ in range(5)]
+def test_long_answers_hold_up_neither_their_page_nor_another(stage, visit):
+    """That nothing which generates has a limit of Gradio's, tests/test_shell.py has; that five at once run, tests/test_gradio_client.py."""
+    stage.studio.speed, stage.studio.tokens = 3.0, 2000  # eleven minutes; slow, since what is tested is the server, not a browser's painting
+    pages = [visit(stage.url) for _ in range(2)]
     for page in pages:
         ask(page, "Go on for long")
-    wait_until(lambda: stage.studio._running == 5)
+    wait_until(lambda: stage.studio._running == 2)
     tab(pages[0], "Models")
     expect(pages[0].locator("#gz-unload")).to_be_visible()
-    begun = time.monotonic()
     with pages[0].expect_response(
         lambda response: "/run/" in response.url and response.request.post_data_json["data"][:1] == ["starter-fp16"]
     ):
         pages[0].locator("#gz-catalog label").nth(1).click()
-    took = time.monotonic() - begun
     expect(pages[0].locator("#gz-details")).to_contain_text("starter-fp16")
-    assert took < 5.0, "the answers run for ten minutes; on an idle machine this takes a tenth of a second"
-    begun = time.monotonic()
     pages[1].click("#gz-stop")
-    wait_until(lambda: stage.studio._running == 4)
-    assert time.monotonic() - begun < 5.0
-    for page in pages[2:]:
-        page.click("#gz-stop")
+    wait_until(lambda: stage.studio._running == 1)
     tab(pages[0], "Chat")
     pages[0].click("#gz-stop")
     wait_until(lambda: stage.studio._running == 0)
 
 
-def test_edit_and_regenerate(stage, visit):
+def test_what_a_person_typed_is_shown_as_typed_and_can_be_asked_again_and_edited(stage, visit):
     page = visit(stage.url)
-    ask(page, "First question")
+    asked = []
+    page.on("request", lambda request: asked.append(request.url))
+    typed = "<img src=x onerror=alert(1)> [a](javascript:alert(3)) ![t](http://evil.example/x.png) What does <div class=x> do?"
+    ask(page, typed)
     answered(page)
+    bubble = page.locator("#gz-chatbot .user .md").first
+    assert bubble.inner_text().replace("\u2060", "").strip() == typed
+    assert bubble.locator("img, .x, a[href^=javascript]").count() == 0
+    assert not any(url.endswith("/x") or "evil" in url for url in asked)
+    before(page)
     page.get_by_role("button", name="Retry").click()
-    wait_until(lambda: len(stage.studio.requests) == 2)
     answered(page)
-    assert [m.content for m in stage.studio.requests[-1][1].prompt] == ["First question"]
+    assert len(stage.studio.requests) == 2
+    assert [m.content for m in stage.studio.requests[-1][1].prompt] == [typed]
     page.get_by_role("button", name="Edit").first.click()
     box = page.locator("#gz-chatbot textarea").first
     box.fill("Second question")
+    before(page)
     page.get_by_role("button", name="Submit").click()
-    wait_until(lambda: len(stage.studio.requests) == 3)
     answered(page)
+    assert len(stage.studio.requests) == 3
     assert [m.content for m in stage.studio.requests[-1][1].prompt] == ["Second question"]
-    expect(page.locator("#gz-chatbot")).not_to_contain_text("First question")
+    expect(page.locator("#gz-chatbot")).not_to_contain_text("What does")
 
 
 def test_a_long_chat_drops_its_oldest_turns_in_sight_or_refuses(stage, visit):
@@ -164,27 +187,6 @@ def test_gr_08_a_page_that_was_away_for_a_minute_has_its_answer(stage, visit):
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
-def test_an_export_has_what_is_written_so_far(stage, visit):
-    stage.studio.speed, stage.studio.tokens = 10.0, 1000
-    page = visit(stage.url)
-    ask(page, "Take it along")
-    expect(page.locator(ANSWER).last).to_contain_text("kilometres")
-    with page.expect_download() as got:
-        page.click("#gz-export-md")
-    text = got.value.path().read_text(encoding="utf-8")
-    assert "Take it along" in text and "kilometres" in text
-    page.click("#gz-stop")
-    expect(page.locator("#gz-send")).to_be_visible()
-
-
-def test_a_model_that_can_chat_is_chosen_first(stage, visit):
-    stage.studio._models["talker"] = stage.studio._models.pop("starter")
-    stage.studio._models["zz-draft"] = replace(stage.studio._models["talker"], name="zz-draft", chat_template=False)
-    stage.studio._models["talker"] = replace(stage.studio._models["talker"], name="talker")
-    page = visit(stage.url)
-    expect(page.locator("#gz-model input")).to_have_value("talker")
-
-
 def test_an_answer_that_was_lost_offers_a_retry(stage, visit):
     stage.studio.speed, stage.studio.tokens = 20.0, 2000
     page = visit(stage.url)
@@ -204,29 +206,12 @@ def test_an_answer_that_was_lost_offers_a_retry(stage, visit):
     answered(page)
 
 
-def test_history_new_chat_and_export(stage, visit):
+def test_a_model_that_can_chat_is_chosen_first_and_presets_are_chosen_saved_and_kept(stage, visit):
+    stage.studio._models["talker"] = stage.studio._models.pop("starter")
+    stage.studio._models["zz-draft"] = replace(stage.studio._models["talker"], name="zz-draft", chat_template=False)
+    stage.studio._models["talker"] = replace(stage.studio._models["talker"], name="talker")
     page = visit(stage.url)
-    ask(page, "Keep me")
-    answered(page)
-    for button, name, wanted in (
-        ("#gz-export-md", "gainz-chat.md", "**You**"),
-        ("#gz-export-json", "gainz-chat.json", '"format": "gainz-chat-1"'),
-    ):
-        with page.expect_download() as got:
-            page.click(button)
-        assert got.value.suggested_filename == name
-        text = got.value.path().read_text(encoding="utf-8")
-        assert wanted in text and "Keep me" in text and "print(299_792_458)" in text
-    page.click("#gz-new")
-    expect(page.locator("#gz-chatbot")).not_to_contain_text("Keep me")
-    page.locator("#gz-earlier button").first.click()
-    page.locator("#gz-history input").click()
-    page.get_by_role("option", name="Keep me").click()
-    expect(page.locator("#gz-chatbot")).to_contain_text("Keep me")
-
-
-def test_presets_are_chosen_saved_and_kept(stage, visit):
-    page = visit(stage.url)
+    expect(page.locator("#gz-model input")).to_have_value("talker")
     temperature = page.locator("#gz-sampling-temperature input[type=number]")
     page.locator("#gz-preset input").click()
     page.get_by_role("option", name="Precise").click()
@@ -246,15 +231,3 @@ def test_presets_are_chosen_saved_and_kept(stage, visit):
     page.get_by_role("option", name="mine").click()
     expect(temperature).to_have_value("1.3")
 
-
-def test_what_a_person_typed_is_shown_as_typed(stage, visit):
-    page = visit(stage.url)
-    asked = []
-    page.on("request", lambda request: asked.append(request.url))
-    text = "<img src=x onerror=alert(1)> [a](javascript:alert(3)) ![t](http://evil.example/x.png) What does <div class=x> do?"
-    ask(page, text)
-    answered(page)
-    bubble = page.locator("#gz-chatbot .user .md").first
-    assert bubble.inner_text().replace("\u2060", "").strip() == text
-    assert bubble.locator("img, .x, a[href^=javascript]").count() == 0
-    assert not any(url.endswith("/x") or "evil" in url for url in asked)

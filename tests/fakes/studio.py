@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -46,7 +47,7 @@ class FakeStudio:
         self.records = SimpleNamespace(write_output=lambda kind, name, data: self.written.update({(kind, name): data}),
                                        outputs_of=lambda kind: [])
         self._models: dict[str, ModelInfo] = {}
-        self._running = 0
+        self._running, self._counted = 0, threading.Lock()
         self.dead, self.speedup = "", 1.62
         backend = Backend("gguf", "GGUF", (), LocalOptions, lambda model: None, lambda *a: None)
         self.registry = SimpleNamespace(backends=(backend,))
@@ -151,7 +152,17 @@ class FakeStudio:
         return self._stream(request, prompt, cancel or Cancel())
 
     def _stream(self, request, prompt, cancel):
-        self._running += 1
+        self._count(1)
+        try:
+            yield from self._said(request, prompt, cancel)
+        finally:
+            self._count(-1)
+
+    def _count(self, change: int) -> None:
+        with self._counted:
+            self._running += change
+
+    def _said(self, request, prompt, cancel):
         begun, finish, made = time.monotonic(), "stop", 0
         limit = min(self.tokens, request.sampling.max_tokens or self.tokens)
         yield Event(progress=Progress("prefill", prompt // 2, prompt))
@@ -168,7 +179,6 @@ class FakeStudio:
         finish = "cancelled" if cancel.is_set() else "length" if made == request.sampling.max_tokens else "stop"
         yield Event(finish=finish)
         now = time.monotonic()
-        self._running -= 1
         yield Event(
             -1,
             usage=Usage(prompt, made, min(16, prompt - 1), speculation=self._told(request.draft)),
