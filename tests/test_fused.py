@@ -20,7 +20,7 @@ from backends.kernels.ref import RefOps
 from tests import tiny
 
 FIXTURES = Path(__file__).parent / "fixtures"
-LENGTHS = (1, 3, 15, 16, 17, 500)
+LENGTHS = (1, 3, 15, 16, 17, 260)           # the last over several blocks of keys
 CLOSE = 1e-4                             # relative error of the logits
 
 
@@ -99,7 +99,7 @@ def test_logits(pair: Pair) -> None:
 @pytest.mark.parametrize("length", [1, 15, 17, 300])
 def test_greedy_text(pair: Pair, length: int) -> None:
     ids = pair.prompt(length)
-    assert pair.greedy(ids, 24) == tiny.greedy(pair.reference, ids, 24)
+    assert pair.greedy(ids, 12) == tiny.greedy(pair.reference, ids, 12)
 
 
 def test_int8_cache_keeps_the_greedy_text() -> None:

@@ -285,7 +285,7 @@ def test_gr_05_long_answers_do_not_hold_up_the_rest(studio, client):
     assert studio.running == 5                       # no limit of Gradio's: the engine admits
     began = time.monotonic()
     client.predict(api_name="/models")
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 10                # an answer takes a hundred
     for job in jobs:
         job.cancel()
     deadline = time.monotonic() + 5

@@ -150,7 +150,7 @@ def test_a_loop_that_hangs_is_seen_and_does_not_hold_up_the_counters(host, toy):
     time.sleep(0.8)
     began = time.monotonic()
     stats = host.stats()
-    assert time.monotonic() - began < 0.2 and stats["running"] == 1 and stats["step_age"] > 0.5
+    assert time.monotonic() - began < 2 and stats["running"] == 1 and stats["step_age"] > 0.5
     host.kill()
     assert isinstance(list(answer)[-1].error, EngineDied)
 
@@ -294,11 +294,10 @@ def test_a_cancel_before_the_start_of_the_process_is_heard(host, toy):
 
 def test_decoding_goes_on_during_a_load(toy):
     model = toy("a")
-    loader = threading.Thread(target=lambda: toy("b", load_ms=500))
+    loader = threading.Thread(target=lambda: toy("b", load_ms=1000))
     loader.start()
-    began = time.monotonic()
     assert text(model.generate(ask(20), Cancel())).endswith("a:19 ")
-    assert time.monotonic() - began < 0.4
+    assert loader.is_alive(), "the answer did not wait for it"
     loader.join()
 
 

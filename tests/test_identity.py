@@ -85,7 +85,7 @@ def test_penalties_and_biases_hold_under_drafts():
     ids = model.tokenize(TEXT)
     more = {"repetition_penalty": 1.3, "frequency_penalty": .4, "presence_penalty": .2, "min_tokens": 3, "top_k": 30, "top_p": .95,
             "logit_bias": ((5, 4.0), (9, -50.0)), "logprobs": 1}
-    compare(model, None, [tuple(ids[:60]), tuple(ids[5:20])], 24, [DraftSpec("lookup", 4), DraftSpec("llama-fp16", 2)], **more)
+    compare(model, None, [tuple(ids[:60]), tuple(ids[5:20])], 16, [DraftSpec("lookup", 4), DraftSpec("llama-fp16", 2)], **more)
     drain_and_close(model)
 
 
@@ -100,7 +100,7 @@ def test_a_sliding_window_holds_under_drafts(tmp_path, family):
     model = load(folder, kernels="ref", dtype="float32", context=128)
     assert isinstance(model.text, TextCodec) and any(layer.window for layer in model.decoder.arch.layers)
     prompts = [tuple([5, 6, 7, 8, 9, 10, 11] * 4), tuple(range(20, 29))]
-    assert compare(model, None, prompts, 24, [DraftSpec("lookup", 4), DraftSpec(model.info.name, 5)]) > 0
+    assert compare(model, None, prompts, 16, [DraftSpec("lookup", 4), DraftSpec(model.info.name, 5)]) > 0
     drain_and_close(model)
 
 

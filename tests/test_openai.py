@@ -105,11 +105,10 @@ def test_defaults_are_openais(studio, client):
     ({"messages": [{"role": "bogus", "content": "a"}]}, "messages.0.role"), ({"messages": [{"role": "user"}]}, "messages"),
     ({"draft": {"name": "lookup", "len": 4}}, "draft.len"), ({"stop": ["a", 5]}, "stop.1")])
 def test_a_field_that_cannot_be_honoured_is_a_400_that_names_it(studio, client, body, field):          # SV-07, SV-13
-    began = time.monotonic()
     answer = chat(client, **body)
     error = answer.json()["error"]
     assert (answer.status_code, error["param"], error["type"]) == (400, field, "invalid_request_error"), answer.text
-    assert error["message"] and error["remedy"] and time.monotonic() - began < 1
+    assert error["message"] and error["remedy"]
     assert not studio.requests
 
 

