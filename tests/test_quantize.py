@@ -237,9 +237,23 @@ def make(tmp_path: Path, source: Path = FIXTURES / "llama-fp16", name: str = "ou
 
 @pytest.fixture(scope="module")
 def usual(tmp_path_factory):
-    """usual(method) → what `make` makes with the usual choices: made once, to be read only."""
-    home = tmp_path_factory.mktemp("usual")
-    return cache(lambda method: make(home, name=method, method=method))
+    """usual(method) → what `make` makes with the usual choices, and the weights that its layers were settled with, by layer and name:
+    made once, to be read only."""
+    from backends.compress import layers
+    home, original = tmp_path_factory.mktemp("usual"), layers.Layer.settle
+
+    @cache
+    def made(method: str):
+        settled: dict[tuple[int, str], torch.Tensor] = {}
+
+        def settle(self, name, weight):
+            settled[self.index, name] = weight.dequantize()
+            original(self, name, weight)
+
+        with pytest.MonkeyPatch.context() as spy:
+            spy.setattr(layers.Layer, "settle", settle)
+            return *make(home, name=method, method=method), settled
+    return made
 
 
 def logits(path: Path, ids: list[int]) -> torch.Tensor:
@@ -256,6 +270,11 @@ def logits(path: Path, ids: list[int]) -> torch.Tensor:
 IDS = [5, 77, 301, 12, 9, 140, 33, 2, 450, 6, 18, 99]
 
 
+@cache
+def floats(source: str) -> torch.Tensor:
+    return logits(FIXTURES / source, IDS)
+
+
 def relative(one: torch.Tensor, two: torch.Tensor) -> float:
     return float((one - two).norm() / two.norm())
 
@@ -270,9 +289,10 @@ CHOICES = [
 @pytest.mark.parametrize(("source", "choices"), [("llama-fp16", choices) for choices in CHOICES] + [
     ("qwen2-fp16", {"method": "gptq"}), ("qwen2-fp16", {"method": "awq"})],
     ids=lambda c: c if isinstance(c, str) else "-".join(map(str, c.values())))
-def test_a_variant_loads_through_the_registry_and_stays_close(tmp_path, source, choices):
-    folder, manifest = make(tmp_path, FIXTURES / source, **choices)
-    loaded, expected = logits(folder, IDS), logits(FIXTURES / source, IDS)
+def test_a_variant_loads_through_the_registry_and_stays_close(tmp_path, usual, source, choices):
+    there = source == "llama-fp16" and list(choices) == ["method"]
+    folder, manifest, *_ = usual(choices["method"]) if there else make(tmp_path, FIXTURES / source, **choices)
+    loaded, expected = logits(folder, IDS), floats(source)
     assert relative(loaded, expected) < (0.6 if choices.get("bits") == 3 else 0.02 if choices.get("bits") == 8 else 0.4)
     assert not (folder / job.PARTS).exists() and {row["path"] for row in manifest["files"]} == {
         path.name for path in folder.iterdir()}
@@ -281,18 +301,9 @@ def test_a_variant_loads_through_the_registry_and_stays_close(tmp_path, source, 
 
 
 @pytest.mark.parametrize("method", ["gptq", "awq"])
-def test_what_was_written_is_what_the_job_computed_with(tmp_path, monkeypatch, method):
+def test_what_was_written_is_what_the_job_computed_with(usual, method):
     """The codes that the readers give are those that the layers were settled with, folds included."""
-    from backends.compress import layers
-    settled: dict[tuple[int, str], torch.Tensor] = {}
-    original = layers.Layer.settle
-
-    def settle(self, name, weight):
-        settled[self.index, name] = weight.dequantize()
-        original(self, name, weight)
-
-    monkeypatch.setattr(layers.Layer, "settle", settle)
-    folder, _ = make(tmp_path, method=method)
+    folder, _, settled = usual(method)
     source = reader(folder)
     for (index, name), expected in settled.items():
         weight, _ = source.linear(f"model.layers.{index}.{name}")
@@ -314,7 +325,7 @@ def test_awq_folds_scales_into_norms_values_and_gates_without_changing_the_layer
     """All four inputs of a Llama layer have a place for the scale: no note says otherwise, and norms have changed (not all:
     where no scale helps it is 1)."""
     from safetensors.torch import load_file
-    folder, manifest = usual("awq")
+    folder, manifest, _ = usual("awq")
     assert manifest["notes"] == []
     before, after = load_file(FIXTURES / "llama-fp16" / "model.safetensors"), load_file(folder / "model.safetensors")
     norms = [name for name in before if name.endswith("layernorm.weight")]
@@ -335,7 +346,7 @@ class Interrupt:
 
 @pytest.mark.parametrize("method", ["gptq", "awq"])
 def test_a_cancelled_job_goes_on_where_it_stopped_and_gives_the_same_bytes(tmp_path, usual, method):
-    whole, _ = usual(method)
+    whole, *_ = usual(method)
     interrupt = Interrupt(2)
     with pytest.raises(Cancelled):
         make(tmp_path, name="cut", cancel=interrupt.cancel, progress=interrupt, method=method)
@@ -355,13 +366,13 @@ def test_parts_of_other_settings_are_not_gone_on_with(tmp_path):
 
 
 def test_a_quantized_model_is_refused_as_a_source(tmp_path, usual):
-    folder, _ = usual("gptq")
+    folder, *_ = usual("gptq")
     with pytest.raises(NotSupported, match="quantized already"):
         make(tmp_path, folder, name="again")
 
 
 def test_without_room_to_play_back_the_outcome_is_the_same(tmp_path, usual, monkeypatch):
-    kept, _ = usual("gptq")
+    kept, *_ = usual("gptq")
     from backends.compress import stream
     monkeypatch.setattr(stream.Memo.__init__, "__defaults__", (0,))
     computed, _ = make(tmp_path, name="computed")
@@ -370,7 +381,7 @@ def test_without_room_to_play_back_the_outcome_is_the_same(tmp_path, usual, monk
 
 def test_a_large_checkpoint_is_written_in_shards(tmp_path, usual, monkeypatch):
     from backends.compress import writer
-    whole, _ = usual("gptq")
+    whole, *_ = usual("gptq")
     monkeypatch.setattr(writer.merge, "__defaults__", (1 << 20,))
     folder, _ = make(tmp_path, name="shards")
     shards = sorted(path.name for path in folder.glob("model-*.safetensors"))
