@@ -13,7 +13,8 @@ from gainz_ui import html
 from gainz_ui.forms import Form
 from gainz_ui.i18n import T, language, tr
 from gainz_ui.page import Page, Tab
-from gainz_ui.tabs import models_view as show
+from gainz_ui.services import draft_making, variants
+from gainz_ui.tabs import models_revisions, models_server, models_view as show
 from gainz_ui.tabs.models_add import add_forms
 from gainz_ui.tabs.models_draft import DraftCard, DraftForm
 from gainz_ui.tabs.models_remove import RemoveForm
@@ -26,6 +27,8 @@ from gainz_ui.widgets import Html, shown
 
 PRIVATE = {"api_visibility": "private", "show_progress": "hidden"}
 PERIOD = 0.15
+KINDS = frozenset(("load", "import", "pull", models_server.KIND, models_revisions.KIND, models_revisions.VERIFY, variants.KIND,
+                   draft_making.KIND, draft_making.PLAN))            # work that this tab begins, shows and cancels; other tabs have theirs
 FOLDED = ("threads", "device", "dtype", "kernels", "prefix_cache")
 
 
@@ -235,7 +238,7 @@ class Models:
 
     async def watch_all(self, request: gr.Request) -> AsyncIterator[Any]:
         """A page that is opened while something runs takes up watching it."""
-        running = [task for task in self.page.tasks.running() if task.kind != "start"]
+        running = self._running()
         if not running:
             yield gr.skip()
             return
@@ -246,9 +249,9 @@ class Models:
         """Until ``task`` is over; its outcome goes to ``said``, else beside the chosen model."""
         p = self.parts
         async for _ in task.looks(PERIOD):
-            board = show.work(words, [t for t in self.page.tasks.running() if t.kind != "start"])
+            board = show.work(words, self._running())
             yield {p["work"]: shown(board), p["cancel"]: gr.Button(visible=True), p["load"]: gr.Button(visible=False)}
-        rest = [t for t in self.page.tasks.running() if t.kind != "start"]
+        rest = self._running()
         yield {
             p["work"]: shown(show.work(words, rest)),
             p["cancel"]: gr.Button(visible=bool(rest)),
@@ -258,9 +261,11 @@ class Models:
         }
 
     def cancel(self) -> None:
-        for task in self.page.tasks.running():
-            if task.kind != "start":
-                task.cancel.set()
+        for task in self._running():
+            task.cancel.set()
+
+    def _running(self) -> list[Any]:
+        return [task for task in self.page.tasks.running() if task.kind in KINDS]
 
     def unload(self, request: gr.Request, name: str) -> dict[Any, Any]:
         """What belongs to a loaded model goes with the answer: the signal that models changed takes a while to come round."""

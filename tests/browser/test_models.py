@@ -8,7 +8,7 @@ from dataclasses import replace
 from playwright.sync_api import expect
 
 from backends.base import FetchFailed, OutOfMemory, Progress
-from tests.browser.steps import answered, ask, tab
+from tests.browser.steps import answered, ask, tab, wait_until
 
 
 def test_the_first_run_shows_the_fetch_then_the_chat(stage, visit):
@@ -55,6 +55,25 @@ def test_without_a_model_the_page_leads_to_the_models_and_a_start_that_failed_sa
     expect(page.locator("#gz-gate")).to_contain_text("The index could not be reached.")
     page.click("#gz-start-again")
     expect(page.locator("#gz-chatbot")).to_be_visible()
+
+
+def test_work_of_another_tab_is_not_the_models_tabs_to_show_or_cancel(stage, visit):
+    """A page that is opened meanwhile: what another tab began is watched and stopped there."""
+    def work(report, cancel):
+        while not ended and not cancel.is_set():
+            time.sleep(0.02)
+
+    ended: list[bool] = []
+    one, own = stage.tasks.start("quality", "starter", work), stage.tasks.start("import", "given", work)
+    page = visit(stage.url)
+    tab(page, "Models")
+    expect(page.locator("#gz-work")).to_contain_text("given")
+    expect(page.locator("#gz-work")).not_to_contain_text("starter")
+    page.click("#gz-cancel")
+    wait_until(own.cancel.is_set)
+    assert not one.cancel.is_set()
+    ended.append(True)
+    expect(page.locator("#gz-cancel")).to_be_hidden()
 
 
 def test_load_with_progress_cancel_and_unload(stage, visit):
