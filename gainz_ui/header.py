@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gainz_ui import html
-from gainz_ui.i18n import tr
+from gainz_ui.i18n import said, tr
 
 SHOWN = 2                               # models with a chip of their own
 LOGO = (
@@ -48,11 +48,11 @@ def _model_chip(language: str, info: Any, alone: bool, snapshot: Any) -> str:
         return html.chip(tr(language, "chip_missing", name=info.name), "warn", tr(language, "chip_missing_tip"))
     if info.name in snapshot.resting:
         return html.chip(tr(language, "chip_resting", name=info.name), "plain", tr(language, "chip_resting_tip"))
-    return html.chip(f"{info.name} · {info.format}" if alone else info.name, "good", _model_tip(info))
+    return html.chip(f"{info.name} · {said(language, info.format)}" if alone else info.name, "good", _model_tip(language, info))
 
 
-def _model_tip(info: Any) -> str:
-    parts = [info.format, info.backend, info.kernels, html.size(info.weights_bytes) if info.weights_bytes else ""]
+def _model_tip(language: str, info: Any) -> str:
+    parts = [said(language, info.format), info.backend, said(language, info.kernels), html.size(info.weights_bytes) if info.weights_bytes else ""]
     return " · ".join(part for part in parts if part)
 
 

@@ -20,6 +20,7 @@ TIMES = ("ttft", "end_to_end")          # measures of which less is better
 SHOWN = ("throughput", "decode", "prefill", "ttft", "end_to_end")
 BURST = 4                               # median gap over the shortest that is drawn
 WIDE = 1.5                              # longest over shortest context from which on its influence is drawn
+PANELS = (("tokens_per_second", 1, "together", [0.58, 1]), ("goodput", 1, "goodput", [0.29, 0.49]), ("queue_p50", 1000, "queue", [0, 0.2]))
 Report, Words = Mapping[str, Any], Mapping[str, str]
 
 
@@ -41,11 +42,13 @@ def ratio(report: Report, words: Words) -> go.Figure | None:
                  "arrayminus": [middle - low for _, middle, low, _ in points], "color": GREY, "thickness": 2, "width": 5},
         customdata=[(low, high) for *_, low, high in points],
         hovertemplate="%{y}: %{x:.3f} (%{customdata[0]:.3f} – %{customdata[1]:.3f})<extra></extra>")
-    figure.add_scatter(x=[high if middle >= 1 else low for _, middle, low, high in points], y=[name for name, *_ in points], mode="text",
+    right = [high >= 1 for *_, high in points]
+    figure.add_scatter(x=[high if after else low for after, (_, _, low, high) in zip(right, points)], y=[name for name, *_ in points], mode="text",
                        text=[f"  {middle:.2f}×  " for _, middle, _, _ in points], hoverinfo="skip", cliponaxis=False,
-                       textposition=["middle right" if middle >= 1 else "middle left" for _, middle, _, _ in points])   # off the line at 1
-    low, high = min(low for _, _, low, _ in points), max(high for *_, high in points)
-    figure.update_xaxes(rangemode="normal", range=_around(min(low, 1 / same), max(high, same), 0.2), tickformat=".3~g")
+                       textposition=["middle right" if after else "middle left" for after in right])              # off the line at 1
+    low, high = min(1 / same, *(low for _, _, low, _ in points)), max(same, *(high for *_, high in points))
+    room = 0.2 if all(right) else 0.6                       # a number left of its line must not run into the names
+    figure.update_xaxes(rangemode="normal", range=[_around(low, high, room)[0], _around(low, high, 0.2)[1]], tickformat=".3~g")
     figure.update_yaxes(rangemode="normal", gridcolor="rgba(0,0,0,0)", range=[-0.6, len(points) - 0.3])
     figure.update_layout(margin={"l": 96, "r": 44})
     return figure
@@ -56,7 +59,7 @@ def slopes(report: Report, words: Words) -> go.Figure | None:
     pairs = [(pair, one, other) for pair in report["pairs"] if (one := _speed(report, pair["a"])) and (other := _speed(report, pair["b"]))]
     if not pairs:
         return None
-    figure = frame("", words["speed"], height=320)
+    figure = frame("", words["together" if report["main"] == "throughput" else "speed"], height=320)
     for number, (pair, one, other) in enumerate(pairs, 1):
         figure.add_scatter(x=["A", "B"], y=[one, other], mode="lines+markers", opacity=0.6,
                            line={"color": BAD if pair["noise"] else GREY, "width": 1.2}, marker={"size": 8, "color": [A, B]},
@@ -85,7 +88,7 @@ def over_time(report: Report, words: Words) -> go.Figure | None:
                    hovertemplate="%{y:.1f} GB/s<extra></extra>")
     values = [value for _, value, _ in found] + list(report["interval"] or ()) + [1.0]
     figure.update_layout(yaxis={"domain": [0.34, 1], "rangemode": "normal", "range": _around(min(values), max(values))},
-                         yaxis2={"domain": [0, 0.22], "title": {"text": words["probe"], "standoff": 8}, "gridcolor": GRID, "nticks": 3,
+                         yaxis2={"domain": [0, 0.22], "title": {"text": words["probe"], "standoff": 8}, "gridcolor": GRID, "zerolinecolor": GRID, "nticks": 3,
                                  "fixedrange": True, "anchor": "x"})
     figure.update_xaxes(rangemode="normal", range=[0.4, len(report["pairs"]) + 0.6], anchor="y2", tickformat="d")
     return figure
@@ -117,7 +120,7 @@ def roofline(report: Report, words: Words) -> go.Figure | None:
     sides = [(arm.upper(), report[arm]["roofline"], report[arm]["decode"]) for arm in "ab" if report[arm]["roofline"]]
     if not sides:
         return None
-    figure = frame(words["speed"], "", height=250)
+    figure = frame(words["each" if report["streams"] > 1 else "speed"], "", height=250)
     names, widest = [name for name, _, _ in sides][::-1], max(max(roof["ceiling"], speed) for _, roof, speed in sides)
     figure.add_bar(y=names, x=[roof["ceiling"] for _, roof, _ in sides][::-1], orientation="h", name=words["ceiling"],
                    marker={"color": "rgba(128,128,128,.25)", "line": {"color": GREY, "width": 1.5}}, width=0.62,
@@ -125,10 +128,10 @@ def roofline(report: Report, words: Words) -> go.Figure | None:
     figure.add_bar(y=names, x=[speed for *_, speed in sides][::-1], orientation="h", name=words["reached"], width=0.36,
                    marker={"color": [COLOR[name.lower()] for name in names]}, hovertemplate="%{x:.1f} tok/s<extra></extra>")
     figure.add_scatter(x=[max(roof["ceiling"], speed) for _, roof, speed in sides][::-1], y=names, mode="text", hoverinfo="skip",
-                       text=[f"  {100 * roof['share']:.0f} %<br>  {words[roof['bound']]}" for _, roof, _ in sides][::-1],
+                       text=["<br>".join(f"  {part}" for part in (f"{100 * roof['share']:.0f} %", words.get(roof["bound"])) if part) for _, roof, _ in sides][::-1],
                        textposition="middle right", cliponaxis=False)
     figure.update_xaxes(range=[0, 1.42 * widest])
-    figure.update_layout(barmode="overlay")
+    figure.update_layout(barmode="overlay", margin={"l": 30, "r": 48})
     figure.update_yaxes(rangemode="normal", gridcolor="rgba(0,0,0,0)", ticksuffix="  ")
     return figure
 
@@ -148,25 +151,35 @@ def by_context(report: Report, words: Words) -> go.Figure | None:
 
 
 def by_streams(report: Report, words: Words) -> go.Figure | None:
-    """Tokens a second of all answers together, over how many there were at once."""
+    """What each number of answers at once gave: tokens a second of all, answers a second within the limits, and the wait in the queue."""
     levels = report.get("levels") or []
     if not levels:
         return None
-    figure = frame(words["streams"], words["together"], height=320)
+    figure = frame(words["streams"], "", height=440)
     numbers = [level["streams"] for level in levels]
-    for arm in "ab":
-        figure.add_scatter(x=numbers, y=[level[arm]["tokens_per_second"] for level in levels], mode="lines+markers", name=arm.upper(),
-                           line={"color": COLOR[arm], "width": 2}, marker={"size": 9},
-                           customdata=[[level[arm]["goodput"], level[arm]["answer_ttft_p99"]] for level in levels],
-                           hovertemplate="%{x}: %{y:.1f} tok/s · " + words["goodput"] + " %{customdata[0]:.2f}/s · TTFT p99 "
-                                         "%{customdata[1]:.2f} s<extra>" + arm.upper() + "</extra>")
-    figure.update_xaxes(tickvals=numbers, rangemode="normal", range=[0, max(numbers) * 1.06])
-    return _with_legend(figure)
+    for place, (key, scale, word, domain) in enumerate(PANELS, 1):
+        axis = "y" if place == 1 else f"y{place}"
+        for arm in "ab":
+            figure.add_scatter(x=numbers, y=[_scaled(level[arm][key], scale) for level in levels], mode="lines+markers", name=arm.upper(),
+                               line={"color": COLOR[arm], "width": 2}, marker={"size": 8}, yaxis=axis, showlegend=place == 1,
+                               hovertemplate="%{x}: %{y:.4~g}<extra>" + arm.upper() + "</extra>")
+        figure.update_layout({axis.replace("y", "yaxis"): {"domain": domain, "rangemode": "tozero", "gridcolor": GRID, "nticks": 4,
+                                                           "zerolinecolor": GRID, "fixedrange": True, "title": None}})
+        figure.add_annotation(text=words[word], x=0, y=domain[1], xref="paper", yref="paper", xanchor="left", yanchor="bottom",
+                              showarrow=False, font={"size": 12})
+    figure.update_xaxes(type="log", tickvals=numbers, ticktext=[str(n) for n in numbers], rangemode="normal", anchor=f"y{len(PANELS)}",
+                        range=[math.log10(0.9 * numbers[0]), math.log10(1.1 * numbers[-1])])
+    figure.update_layout(showlegend=True, legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 1, "xanchor": "right"})
+    return figure
 
 
 # ---------------------------------------------------------------------------------------------- small things
 def _speed(report: Report, run: Mapping[str, Any]) -> float | None:
     return run[report["main"]]
+
+
+def _scaled(value: float | None, scale: float) -> float | None:
+    return None if value is None else scale * value
 
 
 def _speedup(name: str, found: Mapping[str, Any]) -> tuple[float, float, float]:

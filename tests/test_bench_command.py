@@ -127,5 +127,6 @@ def test_the_ceiling_is_bytes_over_bandwidth():
     assert found.share == pytest.approx(150 / (20e9 / 101e6))
     assert roofline(info, 0, 20e9, 20.0, 2000.0).bound == "overhead"
     assert roofline(info, 0, 200e9, 180.0, 200.0).bound == "compute"
+    assert roofline(info, 0, 200e9, 180.0, 200.0, alone=False).bound is None
     assert roofline(info, 0, 20e9, 300.0, None, tokens_per_pass=2.0).ceiling == pytest.approx(400)
     assert roofline(ModelInfo("far", "remote", "remote"), 0, 20e9, 30.0, None) is None

@@ -225,6 +225,8 @@ def test_what_changed_since_the_baseline():
     assert history.speeds(before, after)["b"] == (pytest.approx(150), pytest.approx(200), pytest.approx(4 / 3))
     for words in LANGUAGES:
         assert "int8" in show.changes(words, found, history.speeds(before, after))
+    assert "【B 边】KV 缓存类型" in show.changes("zh", found, {})
+    assert history.speeds(before | {"streams": 4}, after)["b"][2] is None               # not of the same kind
 
 
 # ---------------------------------------------------------------------------------------------- exports
@@ -272,6 +274,39 @@ def test_figures_hold_the_reports_numbers():
     assert plots_bench.by_context(said, WORDS) is None and plots_bench.by_streams(said, WORDS) is None
     deep = made(outcome((1.5,) * 8, prompt=200))
     assert max(plots_bench.by_context(deep, WORDS).data[1].x) == 204
+
+
+def test_what_several_answers_at_once_gave_is_drawn_and_told():
+    side = {"goodput": 2.0, "kept_limits": 0.5, "queue_p50": 0.02, "queue_p99": 0.05, "answer_ttft_p50": 0.1, "answer_ttft_p99": 0.2}
+    rows = [{"streams": n, "verdict": "FASTER", "pairs": 8, "ratio": 1.5, "interval": [1.4, 1.6],
+             "a": side | {"tokens_per_second": 100.0 * n}, "b": side | {"tokens_per_second": 150.0 * n, "queue_p50": None}} for n in (1, 4, 16)]
+    said = made() | {"levels": rows, "main": "throughput", "streams": 16}
+    traces = plots_bench.by_streams(said, WORDS).data
+    assert [list(trace.y) for trace in traces] == [[100, 400, 1600], [150, 600, 2400], [2] * 3, [2] * 3, [20] * 3, [None] * 3]
+    assert [trace.yaxis for trace in traces] == ["y", "y", "y2", "y2", "y3", "y3"] and list(traces[0].x) == [1, 4, 16]
+    assert show.levels("en", made()) == "" and show.levels("en", said).count("50 % within the limits · 20 ms in the queue") == 3
+    assert show.levels("zh", said).count("更快") == 3 and "2,400 tok/s" in show.levels("zh", said)
+    assert plots_bench.slopes(said | {"pairs": []}, WORDS) is None
+    for pair in said["pairs"]:
+        for arm in "ab":
+            pair[arm]["throughput"] = 1600.0
+    assert plots_bench.slopes(said, WORDS).layout.yaxis.title.text == WORDS["together"]
+    assert plots_bench.roofline(said, WORDS).layout.xaxis.title.text == WORDS["each"]
+
+
+def test_settings_that_differ_are_named_with_both_values():
+    said = made() | {"cause": None, "differs": {"kv_type": ["float32", "int8"], "draft": [None, "lookup"]}}
+    assert "KV cache type: float32 → int8; Speculation: – → lookup" in show.verdict("en", said)
+    assert "推测解码" in show.verdict("zh", said)
+
+
+def test_a_verdict_is_found_in_the_words_of_the_page(tmp_path):
+    past = history.History(Records(tmp_path / "logs", tmp_path / "outputs"))
+    kept = past.keep(made())
+    for words, text in (("zh", "small 更快"), ("en", "FASTER"), ("zh", "faster")):
+        assert [entry.name for entry in past.entries(show.searched(words, text))] == [kept["name"]]
+    assert past.entries(show.searched("zh", "更慢")) == []
+    assert show.searched("en", "CAN’T TELL") == "CAN'T TELL" and "更快" in show.label("zh", past.entries()[0])
 
 
 def test_quality_speed_and_memory(tmp_path):

@@ -12,6 +12,7 @@ import pytest
 from backends.base import GainzError, LocalOptions, OutOfMemory, Sampling
 from gainz_ui.i18n import explain, language, option_label, said, texts, tr
 from gainz_ui.services import doctor
+from gainz_ui.services.bench import energy
 from gainz_ui.settings import Settings
 
 ROOM = Path(__file__).parent.parent / "gainz_ui"
@@ -65,9 +66,14 @@ def test_an_error_is_explained_in_both_languages():
     ("free", "空闲"), ("No model is loaded.", "没有已加载的模型。"), ("a is loaded.", "a 已加载。"), ("21 GB free of 25 GB", "可用 21 GB，共 25 GB"),
     ("75 GB free at /a b, not writable", "/a b 处可用 75 GB，不可写"), ("available: plain torch, float32 math, 2 threads", "可用：纯 torch, float32 运算, 2 线程"),
     ("cpu avx2, 2 threads, huge pages", "cpu avx2, 2 线程, 大页内存"), ("What nobody has written down.", "What nobody has written down."),
-    ("none: no NVIDIA driver (x); models run on the CPU", "无：没有 NVIDIA 驱动（x）；模型在 CPU 上运行"), ("a.b (c) [d] does not fit the free memory.", "a.b (c) [d] 超出可用内存。")])
+    ("none: no NVIDIA driver (x); models run on the CPU", "无：没有 NVIDIA 驱动（x）；模型在 CPU 上运行"), ("a.b (c) [d] does not fit the free memory.", "a.b (c) [d] 超出可用内存。"),
+    ("draft of a-b.c, 4 bits", "a-b.c 的草稿模型，4 位"), ("the RAPL counters may be read by root only (/sys/x)", "RAPL 计数器仅 root 可读（/sys/x）")])
 def test_sentences_of_the_program_are_said_in_chinese(english, chinese):
     assert said("zh", english) == chinese and said("en", english) == english
+
+
+def test_why_energy_cannot_be_measured_is_said_in_chinese(tmp_path):
+    assert CJK.search(said("zh", energy.find("cpu", tmp_path).reason))
 
 
 def test_the_doctor_speaks_chinese(tmp_path):

@@ -70,7 +70,7 @@ class Flow:
     def result(self) -> list[Any]:
         """Everything that `filled` fills."""
         p = self.parts
-        return [p["report"], p["result"], p["verdict"], p["candidates"], p["table"], p["about"], p["changes"],
+        return [p["report"], p["result"], p["verdict"], p["candidates"], p["table"], p["levels"], p["about"], p["changes"],
                 *(part for name in (*PLOTS, TRADE) for part in (p[f"box_{name}"], p[f"plot_{name}"]))]
 
     # ------------------------------------------------------------------------------------------ doing
@@ -150,7 +150,8 @@ class Flow:
         p, names = self.parts, show.axes(words)
         several = show.candidates(words, others) if len(others) > 1 else ""
         out = {p["report"]: report, p["result"]: gr.Column(visible=True), p["verdict"]: shown(show.verdict(words, report)),
-               p["candidates"]: shown(several), p["table"]: shown(show.table(words, report)), p["about"]: shown(show.about(words, report)),
+               p["candidates"]: shown(several), p["table"]: shown(show.table(words, report)),
+               p["levels"]: shown(show.levels(words, report)), p["about"]: shown(show.about(words, report)),
                p["changes"]: shown("")}
         figures = {name: make(report, names) for name, make in PLOTS.items()} | {TRADE: self._trade(words, report)}
         for name, figure in figures.items():

@@ -85,7 +85,7 @@ class ProtocolForm:
             self.streams = gr.Dropdown([str(n) for n in STREAMS], value=["1"], multiselect=True, label=T("bench_streams"),
                                        info=T("bench_streams_help"), elem_id="gz-bench-streams")
         with gr.Accordion(T("more_options"), open=False, elem_classes="gz-fold", elem_id="gz-bench-more"):
-            self.file = gr.File(label=T("bench_file"), file_types=[".txt", ".jsonl", ".json"], type="filepath", height=110,
+            self.file = gr.File(label=T("bench_file"), file_types=[".txt", ".jsonl", ".json"], type="filepath", height=150,
                                 elem_id="gz-bench-file")
             self.others = gr.Textbox("", label=T("bench_others"), info=T("bench_others_help"), lines=2, max_lines=8,
                                      placeholder="NAME,kv_type=int8\nNAME,draft=lookup", elem_id="gz-bench-others")

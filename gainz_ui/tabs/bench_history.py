@@ -47,7 +47,7 @@ class Past:
     # ------------------------------------------------------------------------------------------ the list
     def list(self, request: gr.Request, words: str | None, chosen: str | None, baseline: str | None) -> tuple[Any, Any, Any]:
         said = language(request)
-        found = self.history.entries(words or "")
+        found = self.history.entries(show.searched(said, words or ""))
         choices = [(show.label(said, entry), entry.name) for entry in found[:LISTED]]
         names = {name for _, name in choices}
         one_line = [(label.replace("\n", " · "), name) for label, name in choices]

@@ -7,19 +7,22 @@ from dataclasses import replace
 from typing import Any
 
 from gainz_ui import html
-from gainz_ui.i18n import tr
+from gainz_ui.i18n import option_label, said, tr
 from gainz_ui.services.bench import calibration
 from gainz_ui.services.bench.history import Change, Entry
 from gainz_ui.services.bench.report import coarseness
-from gainz_ui.services.stats import ALIKE, FASTER, SLOWER
+from gainz_ui.services.stats import ALIKE, FASTER, SLOWER, UNKNOWN
 from gainz_ui.tabs.chat_view import stage
 
 Report = Mapping[str, Any]
 KINDS = {FASTER: "good", SLOWER: "warn", ALIKE: "plain"}
+OWN = {"model": "bench_model", "draft": "bench_draft", "draft_length": "bench_draft_length", "workload": "bench_workload",
+       "tokens": "bench_tokens", "mode": "bench_mode", "streams": "bench_streams", "planted": "bench_held_back"}      # named by this tab's form
+VERDICTS = {FASTER: "bench_word_faster", SLOWER: "bench_word_slower", ALIKE: "bench_word_same", UNKNOWN: "bench_word_unknown"}
 WORDS = {FASTER: "bench_faster", SLOWER: "bench_slower", ALIKE: "bench_same"}
 TOLD = ("probe", "calibrate", "measure")        # stages of whose notes, in English, the page says all by itself
 AXES = ("speedup", "speed", "ratio", "pair", "probe", "gap", "share", "ceiling", "reached", "bandwidth", "compute", "overhead", "context",
-        "streams", "together", "goodput", "decode", "prefill", "ttft", "end_to_end", "throughput")
+        "streams", "together", "each", "goodput", "queue", "decode", "prefill", "ttft", "end_to_end", "throughput")
 
 
 def axes(words: str) -> dict[str, str]:
@@ -75,8 +78,14 @@ def _cause(words: str, report: Report) -> str:
         return tr(words, "bench_differs_none")
     if report["cause"]:
         old, new = differs[report["cause"]]
-        return tr(words, "bench_differs_one", setting=report["cause"], old=_text(old), new=_text(new))
-    return tr(words, "bench_differs_many", count=len(differs), keys=", ".join(differs))
+        return tr(words, "bench_differs_one", setting=_setting(words, report["cause"]), old=_text(old), new=_text(new))
+    each = "; ".join(f"{_setting(words, key)}: {_text(old)} → {_text(new)}" for key, (old, new) in differs.items())
+    return tr(words, "bench_differs_many", count=len(differs), each=each)
+
+
+def _setting(words: str, key: str) -> str:
+    """What a form calls it, else its name in settings files."""
+    return tr(words, OWN[key]) if key in OWN else option_label(words, key, key)
 
 
 # ---------------------------------------------------------------------------------------------- figures
@@ -87,7 +96,7 @@ def table(words: str, report: Report) -> str:
         ("A", report["a"]["asked"]), ("B", report["b"]["asked"]), ("B / A", say("bench_paired"))))
     rows = [_row(words, report, label, key, unit, scale) for label, key, unit, scale in ROWS
             if any(report[arm].get(key) is not None for arm in "ab")]
-    return (f'<div class="gz-scroll" tabindex="0" role="region" aria-label="{html.escape(say("bench_figures"))}"><table class="gz-table">'
+    return (f'<div class="gz-scroll" tabindex="0" role="region" aria-label="{html.escape(say("bench_figures"))}"><table class="gz-table gz-tight">'
             f'<thead><tr><th></th>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>')
 
 
@@ -115,7 +124,7 @@ def _figure(value: float | None, unit: str, scale: float) -> str:
     if value is None:
         return '<span class="gz-soft">–</span>'
     shown = value * scale
-    text = f"{shown:,.0f}" if abs(shown) >= 1000 else f"{shown:.4g}" if abs(shown) < 10 else f"{shown:.1f}"
+    text = f"{shown:,.0f}" if abs(shown) >= 1000 else f"{shown:.3g}" if abs(shown) < 10 else f"{shown:.1f}"
     return html.escape(f"{text} {unit}".strip())
 
 
@@ -127,8 +136,8 @@ def about(words: str, report: Report) -> str:
             (say("bench_repeated"), str(report["repeated"])), (say("bench_mode"), say(f"bench_{report['mode']}")),
             (say("bench_streams"), str(report["streams"])), (say("bench_bandwidth"), f"{where['bandwidth'] / 1e9:.1f} GB/s"),
             (say("bench_calibration"), _calibration(words, report)),
-            (say("bench_energy"), report["energy"]["source"] or say("bench_unmeasurable", reason=report["energy"]["reason"])),
-            (say("bench_machine"), f"{where['processor']} · {where['threads']} · {where['system']}"),
+            (say("bench_energy"), report["energy"]["source"] or say("bench_unmeasurable", reason=said(words, report["energy"]["reason"]))),
+            (say("bench_machine"), " · ".join((where["processor"], said(words, f"{where['threads']} threads"), where["system"]))),
             (say("bench_versions"), f"Gainz {where['gainz']} · torch {where['torch']} · Python {where['python']}"),
             (say("bench_when"), report["made"].replace("T", " ").replace("+00:00", " UTC")), (say("bench_name"), report.get("name", ""))]
     return '<div class="gz-stacked">' + "".join(_memory(words, report, arm) for arm in "ab") + html.facts(rows) + "</div>"
@@ -160,11 +169,32 @@ def candidates(words: str, reports: Sequence[Report]) -> str:
     """Several against the same A, a line each."""
     say = lambda key: tr(words, key)  # noqa: E731
     head = "".join(f'<th scope="col">{html.escape(say(key))}</th>' for key in ("bench_candidate", "bench_verdict", "axis_speedup"))
-    rows = "".join(f'<tr><th scope="row">{html.escape(report["b"]["asked"])}</th><td>{html.escape(report["verdict"])}</td>'
+    rows = "".join(f'<tr><th scope="row">{html.escape(report["b"]["asked"])}</th><td>{html.escape(tr(words, VERDICTS[report["verdict"]]))}</td>'
                    f"<td>{_ratio(report)}</td></tr>" for report in reports)
     title = html.escape(say("bench_candidates"))
-    return (f'<h3 class="gz-h">{title}</h3><div class="gz-scroll" tabindex="0" role="region" aria-label="{title}"><table class="gz-table">'
+    return (f'<h3 class="gz-h">{title}</h3><div class="gz-scroll" tabindex="0" role="region" aria-label="{title}"><table class="gz-table gz-tight">'
             f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>")
+
+
+def levels(words: str, report: Report) -> str:
+    """Each number of answers at once, a line each; "": there was only one."""
+    if not report.get("levels"):
+        return ""
+    say = lambda key: tr(words, key)  # noqa: E731
+    head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in ("A", "B", "B / A", say("bench_verdict")))
+    rows = "".join(f'<tr><th scope="row">{level["streams"]}</th>' + "".join(f"<td>{_served(words, level[arm])}</td>" for arm in "ab") +
+                   f'<td>{_ratio(level)}</td><td>{html.escape(say(VERDICTS[level["verdict"]]))}</td></tr>' for level in report["levels"])
+    title = html.escape(say("plot_streams"))
+    return (f'<h3 class="gz-h">{title}</h3><div class="gz-scroll" tabindex="0" role="region" aria-label="{title}"><table class="gz-table">'
+            f'<thead><tr><th scope="col">{html.escape(say("axis_streams"))}</th>{head}</tr></thead><tbody>{rows}</tbody></table></div>')
+
+
+def _served(words: str, side: Mapping[str, Any]) -> str:
+    """Tokens a second of all; below, how many answers kept the limits, and their wait."""
+    kept = "–" if side["kept_limits"] is None else f"{100 * side['kept_limits']:.0f} %"
+    waited = "–" if side["queue_p50"] is None else html.duration(side["queue_p50"])
+    more = tr(words, "bench_served", kept=kept, wait=waited)
+    return f"{_figure(side['tokens_per_second'], 'tok/s', 1)}<small>{html.escape(more)}</small>"
 
 
 # ---------------------------------------------------------------------------------------------- under way
@@ -183,23 +213,31 @@ def work(words: str, task: Any, left: float | None, repeated: int) -> str:
 # ---------------------------------------------------------------------------------------------- history
 def label(words: str, entry: Entry) -> str:
     """Two lines: the sides; verdict, ratio, workload and date."""
-    parts = [entry.verdict, f"{entry.ratio:.3f}" if entry.ratio else "", entry.workload, tr(words, "bench_count", count=entry.pairs),
+    parts = [tr(words, VERDICTS[entry.verdict]), f"{entry.ratio:.3f}" if entry.ratio else "", entry.workload, tr(words, "bench_count", count=entry.pairs),
              entry.made[:16].replace("T", " ")]
     return f"{entry.a} → {entry.b}\n" + " · ".join(part for part in parts if part)
+
+
+def searched(words: str, text: str) -> str:
+    """What is typed into the filter, verdicts as they are kept."""
+    for verdict, key in VERDICTS.items():
+        text = text.replace(tr(words, key), verdict)
+    return text
 
 
 def changes(words: str, found: Sequence[Change], speeds: Mapping[str, tuple[float | None, float | None, float | None]]) -> str:
     """What is not as it was at the baseline, and both speeds then and now."""
     say = lambda key, **values: tr(words, key, **values)  # noqa: E731
-    rows = [(f"{arm.upper()}: {say('axis_speed')}", then, now, f"{ratio:.3f}" if ratio else "") for arm, (then, now, ratio) in speeds.items()]
-    rows += [(f"{say(f'part_{change.part}')}: {change.key}", change.before, change.after, "") for change in found]
+    of = lambda part, name: say("bench_of", part=say(f"part_{part}"), name=name)  # noqa: E731
+    rows = [(of(arm, say("bench_speed")), then, now, f"{ratio:.3f}" if ratio else "") for arm, (then, now, ratio) in speeds.items()]
+    rows += [(of(change.part, _setting(words, change.key)), change.before, change.after, "") for change in found]
     head = "".join(f'<th scope="col">{html.escape(text)}</th>' for text in (say("bench_before"), say("bench_now"), say("bench_now_over")))
     lines = "".join(f'<tr><th scope="row">{html.escape(name)}</th><td>{html.escape(_text(old))}</td><td>{html.escape(_text(new))}</td>'
                     f"<td>{html.escape(more)}</td></tr>" for name, old, new, more in rows)
     title = html.escape(say("bench_changed"))
     none = "" if found else html.notice("plain", say("bench_unchanged"), live=False)
     return (f'<div class="gz-stacked"><h3 class="gz-h">{title}</h3><div class="gz-scroll" tabindex="0" role="region" aria-label="{title}">'
-            f'<table class="gz-table"><thead><tr><th></th>{head}</tr></thead><tbody>{lines}</tbody></table></div>{none}'
+            f'<table class="gz-table gz-tight"><thead><tr><th></th>{head}</tr></thead><tbody>{lines}</tbody></table></div>{none}'
             f'<p class="gz-served">{html.escape(say("bench_unpaired"))}</p></div>')
 
 

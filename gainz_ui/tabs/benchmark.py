@@ -73,6 +73,7 @@ def _result(parts: dict[str, Any]) -> None:
         parts["verdict"] = Html(elem_id="gz-bench-verdict")
         parts["candidates"] = Html(visible=False, elem_id="gz-bench-candidates")
         parts["table"] = Html(elem_id="gz-bench-table")
+        parts["levels"] = Html(visible=False, elem_id="gz-bench-levels")
         with gr.Row(elem_classes="gz-actions"):
             for arm in "ab":
                 parts[f"use_{arm}"] = gr.Button(T(f"bench_use_{arm}"), size="sm", elem_id=f"gz-bench-use-{arm}")
@@ -98,7 +99,7 @@ def _result(parts: dict[str, Any]) -> None:
 
 def _past(parts: dict[str, Any]) -> None:
     gr.Markdown(T("bench_past"), elem_classes="gz-title")
-    parts["filter"] = gr.Textbox("", label=T("bench_filter"), placeholder="starter int8 FASTER", max_lines=1, elem_id="gz-bench-filter")
+    parts["filter"] = gr.Textbox("", label=T("bench_filter"), placeholder=T("bench_filter_example"), max_lines=1, elem_id="gz-bench-filter")
     parts["runs"] = gr.Radio([], show_label=False, label=T("bench_past"), container=False, visible=False, elem_id="gz-bench-runs",
                              elem_classes="gz-list")
     parts["none"] = Html(visible=False, elem_id="gz-bench-none")
@@ -113,7 +114,7 @@ def _wire_models(page: Page, parts: dict[str, Any], sides: tuple[SideForm, SideF
     """The choices follow what is in models/; what is chosen stands as long as it is there."""
     def listing(request: gr.Request, a: str | None, b: str | None):
         entries = [entry for entry in page.studio.catalog() if entry.ready]
-        there, choices = [entry.name for entry in entries], names(entries)
+        there, choices = [entry.name for entry in entries], names(language(request), entries)
         first = related(entries) or [""]
         picked = [one if one in there else first[min(place, len(first) - 1)] or None for place, one in enumerate((a, b))]
         drafts = [USUAL, ("lookup", "lookup"), *((name, name) for name in there), *((f"lookup+{name}", f"lookup+{name}") for name in there)]

@@ -123,7 +123,7 @@ def _wire_models(page: Page, parts: dict[str, Any], offer: Offer) -> None:
     """The choices follow what is in models/; a choice that stands is not sent back."""
     def listing(request: gr.Request, chosen: list[str] | None):
         entries = [entry for entry in page.studio.catalog() if entry.ready]
-        there, choices, words = [entry.name for entry in entries], show.names(entries), language(request)
+        there, choices, words = [entry.name for entry in entries], show.names(language(request), entries), language(request)
         kept = [name for name in chosen or [] if name in there] or related(entries)
         few = len(there) < 2 and not offer.stands()         # the offer above says it better
         lone = html.notice("plain", tr(words, "compare_few"), [tr(words, "compare_few_help")], live=False) if few else ""

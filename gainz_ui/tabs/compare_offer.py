@@ -92,7 +92,7 @@ class Offer:
                     p["offer_free"]: gr.Button(visible=crowded)}
         chosen = [starter.NAME, *task.result]
         return {p["offer_work"]: shown(""), p["offer_card"]: gr.Column(visible=False),
-                p["models"]: gr.Dropdown(choices=names(self.page.studio.catalog()), value=chosen),
+                p["models"]: gr.Dropdown(choices=names(words, self.page.studio.catalog()), value=chosen),
                 p["prompt"]: prompt or tr(words, "compare_example"),
                 self.page.version: self.page.studio.changed.version}
 

@@ -67,7 +67,7 @@ def _mark(shots: Sequence[Shot], index: int) -> tuple[Parting | None, str]:
 def _tags(words: str, shot: Shot, index: int) -> str:
     info = shot.info
     parts = [tr(words, "the_reference")] if index == 0 else []
-    parts += [part for part in (info.format, said(words, info.kernels), info.dtype) if part] if info else []
+    parts += [part for part in (said(words, info.format), said(words, info.kernels), info.dtype) if part] if info else []
     return '<p class="gz-served">' + "".join(html.tag(part) for part in parts) + "</p>"
 
 
@@ -145,7 +145,7 @@ def _verdict(words: str, shots: Sequence[Shot], index: int, found: Parting | Non
     return f'<p class="gz-served">{html.escape(text)}</p>'
 
 
-def names(entries: Sequence[Any]) -> list[tuple[str, str]]:
+def names(words: str, entries: Sequence[Any]) -> list[tuple[str, str]]:
     """Choices: what can be loaded, with format and size."""
-    return [(f"{entry.name} · {entry.format or entry.title} · {html.size(entry.size)}", entry.name) for entry in entries
+    return [(f"{entry.name} · {said(words, entry.format or entry.title)} · {html.size(entry.size)}", entry.name) for entry in entries
             if entry.ready]

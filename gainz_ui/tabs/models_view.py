@@ -14,20 +14,20 @@ from gainz_ui.tabs.chat_view import stage
 def label(language: str, entry: Any) -> str:
     """Two lines: the name; format, size and state."""
     state = tr(language, "state_loaded") if entry.loaded else tr(language, "state_broken") if not entry.ready else ""
-    parts = [entry.format or entry.title, html.size(entry.size) if entry.local else tr(language, "state_remote"), state]
+    parts = [said(language, entry.format or entry.title), html.size(entry.size) if entry.local else tr(language, "state_remote"), state]
     return entry.name + "\n" + " · ".join(part for part in parts if part)
 
 
 def details(language: str, entry: Any, about: Any) -> str:
     """One model: what its files say."""
     say = lambda key: tr(language, key)  # noqa: E731
-    rows = [(say("fact_format"), entry.format), (say("fact_size"), html.size(entry.size) if entry.local else ""),
-            (say("fact_backend"), entry.title or entry.backend), *_file_facts(language, about),
+    rows = [(say("fact_format"), said(language, entry.format)), (say("fact_size"), html.size(entry.size) if entry.local else ""),
+            (say("fact_backend"), said(language, entry.title or entry.backend)), *_file_facts(language, about),
             (say("fact_source"), entry.source), (say("fact_revision"), (entry.revision or "")[:12])]
     parts = [f'<h3 class="gz-h">{html.escape(entry.name)}</h3>', html.facts(rows)]
     if entry.reason:
         parts.append(html.notice("bad", say("cannot_load"), [entry.reason], live=False))
-    parts += [html.notice("plain", note, live=False) for note in entry.notes]
+    parts += [html.notice("plain", said(language, note), live=False) for note in entry.notes]
     return '<div class="gz-stacked">' + "".join(parts) + "</div>"
 
 
@@ -64,8 +64,8 @@ def loaded(language: str, info: ModelInfo) -> str:
         (say("fact_load_time"), html.duration(info.load_seconds) if info.load_seconds else ""),
         (say("fact_template"), say("yes") if info.chat_template else say("no")),
         (say("fact_lossless"), say("yes") if info.lossless else say("no")),
-    ] if info.path != "remote" else _elsewhere(say, info)
-    notes = html.notice("warn", say("load_notes"), info.notes, live=False) if info.notes else ""
+    ] if info.path != "remote" else _elsewhere(language, info)
+    notes = html.notice("warn", say("load_notes"), [said(language, note) for note in info.notes], live=False) if info.notes else ""
     if expected and info.peak_bytes and info.device == "cpu":
         notes = f'<p class="gz-soft">{html.escape(say("fact_peak_why"))}</p>' + notes
     return (
@@ -73,9 +73,10 @@ def loaded(language: str, info: ModelInfo) -> str:
     )
 
 
-def _elsewhere(say: Any, info: ModelInfo) -> list[tuple[str, str]]:
+def _elsewhere(language: str, info: ModelInfo) -> list[tuple[str, str]]:
     """What is known of a model that another server answers."""
-    return [(say("fact_path"), say("path_remote")), (say("fact_server_kind"), info.format), (say("fact_server_model"), info.architecture),
+    say = lambda key: tr(language, key)  # noqa: E731
+    return [(say("fact_path"), say("path_remote")), (say("fact_server_kind"), said(language, info.format)), (say("fact_server_model"), info.architecture),
             (say("fact_streams"), str(info.streams)),
             (say("fact_context"), html.number(info.trained_context) if info.trained_context else "")]
 

@@ -127,11 +127,12 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]
 
 
 def speeds(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, tuple[float | None, float | None, float | None]]:
-    """For each side its speed then, now, and now over then. Not paired: no interval belongs to it."""
+    """For each side the speed that the later report is about, then and now, and now over then where as many answers ran at once.
+    Not paired: no interval belongs to it."""
     out = {}
     for arm in ARMS:
-        then, now = (report[arm].get(report["main"]) for report in (before, after))
-        out[arm] = (then, now, now / then if then and now and before["main"] == after["main"] else None)
+        then, now = (report[arm].get(after["main"]) for report in (before, after))
+        out[arm] = (then, now, now / then if then and now and before["streams"] == after["streams"] else None)
     return out
 
 

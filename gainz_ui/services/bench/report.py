@@ -9,7 +9,7 @@ import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
-from statistics import fmean, median
+from statistics import median
 from typing import Any
 
 import psutil
@@ -105,8 +105,9 @@ def summary(info: ModelInfo, runs: Sequence[Run], bandwidth: float) -> dict[str,
     tokens = sum(run.tokens for run in runs)
     drafted = sum(run.drafted for run in runs)
     gaps = sorted(gap for run in runs for gap, _ in run.seen.gaps)
-    depth = fmean(run.prompt_tokens + run.tokens / 2 for run in runs) if runs else 0.0
-    found = roofline(info, depth, bandwidth, middle["decode"], middle["prefill"], tokens / passes if passes else 1.0)
+    depth = median(run.prompt_tokens + run.tokens / 2 for run in runs) if runs else 0.0       # as of the speeds
+    found = roofline(info, depth, bandwidth, middle["decode"], middle["prefill"], tokens / passes if passes else 1.0,
+                     alone=all(len(run.answers) < 2 for run in runs))
     return {**middle, "tpot": 1 / middle["decode"] if middle["decode"] else None,
             "itl_p50": _at(gaps, 0.5), "itl_p99": _at(gaps, 0.99),
             "acceptance": sum(run.accepted for run in runs) / drafted if drafted else None,
