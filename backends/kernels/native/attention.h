@@ -4,6 +4,9 @@
 // how a prompt was cut, nor on which rows share a tile, nor on how many threads there are.
 #pragma once
 #include "bytes.h"
+#if defined(GAINZ_DIRECT_KEYS)
+#include "direct.h"
+#endif
 
 namespace GAINZ_NS {
 
@@ -189,6 +192,11 @@ static inline Room room(Scratch& s, const Task& t) {
 // scores of a page's 16 tokens with the tile's queries, into p[query]
 template <class T> static inline void page_scores(const Task& t, int64_t at, int64_t tokens, const float* const* q,
                                                   float* const* p, int64_t offset, int64_t queries, Room& room) {
+#if defined(GAINZ_DIRECT_KEYS)
+    float* to[DIRECT_QUERIES];
+    for (int64_t i = 0; i < least(queries, DIRECT_QUERIES); i++) to[i] = p[i] + offset;
+    if (direct_scores(q, (const T*)t.kv.k + at * t.kv.key_width, t.kv.key_width, t.key, queries, to)) return;
+#endif
     key_columns<T>(t, at, tokens, room.page, room.columns);
     by_queries(queries, [&](auto count, int64_t i) {
         constexpr int QB = decltype(count)::value;
@@ -201,8 +209,8 @@ template <class T> static inline void page_scores(const Task& t, int64_t at, int
 // The same in 8 bits. q: of each query's place among the floats; q·(code * scale + low) = (q·code) * scale + low * Σq.
 template <> inline void page_scores<uint8_t>(const Task& t, int64_t at, int64_t, const float* const* q, float* const* p,
                                              int64_t offset, int64_t queries, Room& room) {
-    uint8_t* columns = (uint8_t*)room.columns;
-    byte_columns((const uint8_t*)t.kv.k + at * t.kv.key_width, t.kv.key_width, t.byte_width, columns);
+    const uint8_t* columns = byte_columns((const uint8_t*)t.kv.k + at * t.kv.key_width, t.kv.key_width, t.byte_width,
+                                          (uint8_t*)room.columns);
     for (int64_t i = 0; i < queries; i++) {
         const int64_t own = (q[i] - t.q) / t.key;
         const vf scale = set1(t.q8_scale[2 * own]), sum_of = set1(t.q8_scale[2 * own + 1]);
@@ -217,7 +225,7 @@ template <> inline void page_scores<uint8_t>(const Task& t, int64_t at, int64_t,
 // Asks memory for a head's share of a page, into the second cache: pages follow each other in no order that hardware knows.
 template <class T> static inline void ask(const void* pages, int64_t width, int64_t at) {
     const char* from = (const char*)pages + at * width * static_cast<int64_t>(sizeof(T));
-    for (int64_t i = 0; i < 16 * width * static_cast<int64_t>(sizeof(T)); i += 64) __builtin_prefetch(from + i, 0, 2);
+    for (int64_t i = 0; i < 16 * width * static_cast<int64_t>(sizeof(T)); i += 64) __builtin_prefetch(from + i, 0, 3);
 }
 
 // Partial sums of a tile's queries over one chunk, into out[query] (state() floats each), queries ordered by KV head, row, head.
@@ -243,6 +251,7 @@ template <class T> static void chunk_of(const Task& t, const Tile& tile, Heads h
     for (int64_t page = seen; page < pages; page++)
         for (int64_t h = 0; h < heads.count; h++) {
             if (page + 1 < known) ask<T>(kv.k, kv.key_width, (table[page + 1] * kv.heads + heads.first + h) * 16);
+            if (page + 1 == pages) ask<T>(kv.v, kv.value_width, (table[seen] * kv.heads + heads.first + h) * 16);
             page_scores<T>(t, (table[page] * kv.heads + heads.first + h) * 16, least(16, length - page * 16), q + h * each,
                            p + h * each, page * 16, each, room);
         }

@@ -9,7 +9,7 @@ constexpr int64_t BYTES = 64;       // widths are padded to it; codes of the pad
 
 #if defined(__AVX512BW__) && defined(__AVX512VNNI__)
 // [16][width] → [padded / 4][16 tokens][4 bytes], `stride` bytes from one four columns to the next
-static inline void byte_columns(const uint8_t* page, int64_t width, int64_t padded, uint8_t* out, int64_t stride = 64) {
+static inline const uint8_t* byte_columns(const uint8_t* page, int64_t width, int64_t padded, uint8_t* out, int64_t stride = 64) {
     for (int64_t c = 0; c < padded; c += BYTES) {
         __m512 r[16];
         if (c + BYTES <= width) transpose_block((const float*)(page + c), width / 4, r);
@@ -21,6 +21,7 @@ static inline void byte_columns(const uint8_t* page, int64_t width, int64_t padd
         }
         for (int i = 0; i < 16; i++) _mm512_storeu_ps((float*)(out + (c / 4 + i) * stride), r[i]);
     }
+    return out;
 }
 
 static inline void byte_dots(const uint8_t* columns, int64_t padded, const int8_t* q, float* out) {
@@ -35,23 +36,35 @@ static inline void byte_dots(const uint8_t* columns, int64_t padded, const int8_
 }
 
 #else
-// [16][width] → [16][padded], zeros between
-static inline void byte_columns(const uint8_t* page, int64_t width, int64_t padded, uint8_t* out) {
+// [16][width] → [16][padded], zeros between: the page itself where that is the same
+static inline const uint8_t* byte_columns(const uint8_t* page, int64_t width, int64_t padded, uint8_t* out) {
+    if (padded == width) return page;
     for (int64_t t = 0; t < 16; t++) {
         __builtin_memcpy(out + t * padded, page + t * width, static_cast<size_t>(width));
-        if (padded > width) __builtin_memset(out + t * padded + width, 0, static_cast<size_t>(padded - width));
+        __builtin_memset(out + t * padded + width, 0, static_cast<size_t>(padded - width));
     }
+    return out;
 }
 
 #if defined(__AVX2__)
-static inline int32_t byte_dot(const uint8_t* k, const int8_t* q, int64_t padded) {
-    __m256i s[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
-    for (int64_t d = 0; d < padded; d += 32)
-        for (int j = 0; j < 2; j++)                            // in 16 bits: a sum of two products would not fit 8 × 8
-            s[j] = _mm256_add_epi32(s[j], _mm256_madd_epi16(
-                _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)(k + d + 16 * j))),
-                _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)(q + d + 16 * j)))));
-    return total(_mm256_add_epi32(s[0], s[1]));
+// eight tokens at once, in 16 bits: a sum of two products would not fit 8 × 8
+static inline void byte_dots(const uint8_t* page, int64_t padded, const int8_t* q, float* out) {
+    for (int first = 0; first < 16; first += 8) {
+        __m256i s[8];
+#pragma GCC unroll 8
+        for (int t = 0; t < 8; t++) s[t] = _mm256_setzero_si256();
+        for (int64_t d = 0; d < padded; d += 16) {
+            const __m256i x = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)(q + d)));
+#pragma GCC unroll 8
+            for (int t = 0; t < 8; t++)
+                s[t] = _mm256_add_epi32(s[t], _mm256_madd_epi16(
+                    _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)(page + (first + t) * padded + d))), x));
+        }
+        const __m256i low = _mm256_hadd_epi32(_mm256_hadd_epi32(s[0], s[1]), _mm256_hadd_epi32(s[2], s[3]));
+        const __m256i high = _mm256_hadd_epi32(_mm256_hadd_epi32(s[4], s[5]), _mm256_hadd_epi32(s[6], s[7]));
+        store(out + first, _mm256_cvtepi32_ps(_mm256_add_epi32(_mm256_permute2x128_si256(low, high, 0x20),
+                                                               _mm256_permute2x128_si256(low, high, 0x31))));
+    }
 }
 #elif defined(__ARM_FEATURE_DOTPROD)
 static inline int32_t byte_dot(const uint8_t* k, const int8_t* q, int64_t padded) {
@@ -75,9 +88,11 @@ static inline int32_t byte_dot(const uint8_t* k, const int8_t* q, int64_t padded
 }
 #endif
 
+#if !defined(__AVX2__)
 static inline void byte_dots(const uint8_t* page, int64_t padded, const int8_t* q, float* out) {
     for (int t = 0; t < 16; t++) out[t] = static_cast<float>(byte_dot(page + t * padded, q, padded));
 }
+#endif
 #endif
 
 // x [width] → codes [padded], scale = max|x| / 127 and scale * the codes' sum, which a key's lowest value multiplies

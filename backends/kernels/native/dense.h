@@ -3,6 +3,7 @@
 // of the columns: neither the tile a row falls into nor the number of rows shows in its bits. 16-bit weights are widened on
 // the way; where the processor multiplies bfloat16 (PAIRED_DOT), rows are rounded to it and no width is made of the weights.
 #pragma once
+#include <type_traits>
 
 namespace GAINZ_NS {
 
@@ -114,9 +115,14 @@ template <class T, int N>
 static inline void dense_band(const char* block, int64_t stride, const Operand& a, int64_t row, int64_t end, int64_t from,
                               int64_t depth, int64_t column, const Target& t) {
     for (; row + HEIGHT <= end; row += HEIGHT) dense_tile<T, N, HEIGHT>(block, stride, a, row, from, depth, column, t);
-    if (row + 4 <= end) { dense_tile<T, N, 4>(block, stride, a, row, from, depth, column, t); row += 4; }
-    if (row + 2 <= end) { dense_tile<T, N, 2>(block, stride, a, row, from, depth, column, t); row += 2; }
-    if (row < end) dense_tile<T, N, 1>(block, stride, a, row, from, depth, column, t);
+    const auto rest = [&](auto rows) { dense_tile<T, N, decltype(rows)::value>(block, stride, a, row, from, depth, column, t); };
+    switch (end - row) {                        // in one tile, which reads the weights once
+        case 5: return rest(std::integral_constant<int, 5>());
+        case 4: return rest(std::integral_constant<int, 4>());
+        case 3: return rest(std::integral_constant<int, 3>());
+        case 2: return rest(std::integral_constant<int, 2>());
+        case 1: return rest(std::integral_constant<int, 1>());
+    }
 }
 
 // Blocks [nb, nb_end) for the rows [row, end), depth by depth. `panel`: where many rows make it worth while, a piece of the

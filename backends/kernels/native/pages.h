@@ -94,14 +94,23 @@ template <int QB, int C, class Get> static inline void mix_columns(const float* 
 #pragma GCC unroll 4
         for (int j = 0; j < C; j++) a[i][j] = load(acc[i] + c + j * W);
     for (int64_t t = 0; t < tokens; t++) {
-        vf v[C];
+        vf held[QB < C ? QB : C];               // the fewer of the two, so that the registers hold them
 #pragma GCC unroll 4
-        for (int j = 0; j < C; j++) v[j] = get(t, c + j * W);
+        for (int i = 0; i < (QB < C ? QB : C); i++) held[i] = QB < C ? set1(p[i][t]) : get(t, c + i * W);
+        if (QB < C) {
+#pragma GCC unroll 4
+            for (int j = 0; j < C; j++) {
+                const vf v = get(t, c + j * W);
+#pragma GCC unroll 4
+                for (int i = 0; i < QB; i++) a[i][j] = fma(held[i], v, a[i][j]);
+            }
+        } else {
 #pragma GCC unroll 6
-        for (int i = 0; i < QB; i++) {
-            const vf w = set1(p[i][t]);
+            for (int i = 0; i < QB; i++) {
+                const vf w = set1(p[i][t]);
 #pragma GCC unroll 4
-            for (int j = 0; j < C; j++) a[i][j] = fma(w, v[j], a[i][j]);
+                for (int j = 0; j < C; j++) a[i][j] = fma(w, held[j], a[i][j]);
+            }
         }
     }
 #pragma GCC unroll 6
@@ -112,7 +121,7 @@ template <int QB, int C, class Get> static inline void mix_columns(const float* 
 
 template <int QB, class Get> static inline void mix(const float* const* p, int64_t padded, int64_t tokens,
                                                     float* const* acc, const Get& get) {
-    constexpr int WIDE = W == 16 ? 4 : 2;                      // as many columns as the registers hold
+    constexpr int WIDE = W == 16 || QB <= 3 ? 4 : 2;           // as many columns as the registers hold
     int64_t c = 0;
     for (; c + WIDE * W <= padded; c += WIDE * W) mix_columns<QB, WIDE>(p, c, tokens, acc, get);
     for (; c < padded; c += W) mix_columns<QB, 1>(p, c, tokens, acc, get);

@@ -130,6 +130,7 @@ template <class T> static inline bool narrow_columns(const T*, int64_t, float*) 
 
 }  // namespace GAINZ_NS
 
+#define GAINZ_DIRECT_KEYS
 #if !defined(GAINZ_VNNI256)
 #define GAINZ_PANELS
 #include "nibbles.h"
