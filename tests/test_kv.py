@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from backends.base import ContextTooLong, LayerKV, OutOfMemory, Step, Vocab
+from backends.base import ContextTooLong, InvalidRequest, LayerKV, OutOfMemory, Step, Vocab
 from backends.engine.kv import PAGE, TYPES, PagedKV, bytes_per_token
 from backends.engine.room import plan_room
 from backends.engine.runner import PagedDecoder
@@ -265,3 +265,6 @@ def test_room() -> None:
     with pytest.raises(OutOfMemory) as error:
         plan_room(layers, "float32", 1024, 1024, 1, 2048 * 20)
     assert error.value.evidence["needed"] == 64 * 2048
+    with pytest.raises(InvalidRequest, match="own context has 256 tokens; 999,999") as beyond:
+        plan_room(layers, "float32", 999_999, 256, 1, 2048 * 20)
+    assert beyond.value.remedy == "Choose 256 tokens at most."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from backends.base import LayerKV, OutOfMemory
+from backends.base import InvalidRequest, LayerKV, OutOfMemory
 from backends.engine.kv import PAGE, bytes_per_token
 
 AUTOMATIC = 0.5              # of the free memory may go to the cache of a context that nobody asked for
@@ -23,13 +23,16 @@ class Room:
 def plan_room(layers: Sequence[LayerKV], kv_type: str, context: int, trained: int | None, streams: int, free: int) -> Room:
     """``context`` 0: the trained one, or less where ``streams`` of them would take more than half of ``free`` bytes.
 
-    Raises OutOfMemory where not even one sequence of the context asked for fits.
+    Raises OutOfMemory where not even one sequence of the context asked for fits; InvalidRequest where it is beyond the trained one, too.
     """
     page = max(1, bytes_per_token(layers, kv_type) * PAGE)
     most = int(free * MOST) // page
     wanted, notes = context or _automatic(page, trained or UNKNOWN_CONTEXT, streams, free), []
     need = -(-wanted // PAGE)
     if most < need:
+        if trained and wanted > trained:
+            raise InvalidRequest(f"The model's own context has {trained:,} tokens; {wanted:,} are beyond it, and do not fit the memory.",
+                                 field="context", remedy=f"Choose {min(trained, most * PAGE):,} tokens at most.")
         raise OutOfMemory(f"A KV cache for {wanted:,} tokens does not fit.",
                           needed=need * page, free=free, largest_context=most * PAGE)
     if not context and wanted < (trained or 0):
