@@ -20,8 +20,8 @@ PAIRS = [Pairing("lookup", "lookup", "lookup"), Pairing("small", "tokens", "same
          Pairing("giant", "", "no_room", {"need": 9 * 10**9, "free": 10**9})]
 
 
-def told(speedup, *, resting=False, lengths=((0, 3), (4, 20)), accepted=40):
-    return asdict(Speculation("lookup", None, accepted / 80, 2.0, ((20, 15), (15, 10)), lengths, (("lookup 2", 80, accepted),), 0.1,
+def told(speedup, *, resting=False, lengths=((0, 3), (4, 20)), accepted=40, drafted=80, length=None):
+    return asdict(Speculation("lookup", length, accepted / drafted, 2.0, ((20, 15), (15, 10)), lengths, (("lookup 2", drafted, accepted),), 0.1,
                               speedup, resting))
 
 
@@ -42,18 +42,21 @@ def test_every_reason_has_words(language):
 
 @pytest.mark.parametrize(("speculation", "key"), [
     (told(1.62), "verdict_draft_faster"), (told(1.0), "verdict_draft_same"), (told(1.0, resting=True), "verdict_draft_rested"),
-    (told(.48), "verdict_draft_slower"), (told(None), "verdict_draft_short"),
+    (told(.48), "verdict_draft_slower_auto"), (told(None), "verdict_draft_short"),
     (told(None, lengths=((0, 30),), resting=True), "verdict_draft_rested"), (told(None, lengths=((0, 30),)), "verdict_draft_nothing"),
-    (told(None, lengths=((0, 3),)), "verdict_draft_short"), (told(3.0, lengths=((4, 2),)), "verdict_draft_short")])
+    (told(None, lengths=((0, 3),)), "verdict_draft_short"), (told(3.0, lengths=((4, 2),)), "verdict_draft_short"),
+    (told(.48, drafted=4, accepted=0), "verdict_draft_short"), (told(.48, length=4), "verdict_draft_slower")])
 def test_the_verdict_claims_no_more_than_was_measured(speculation, key):
     assert show.verdict(speculation)[0] == key
     assert tr("en", key, factor="1").split()[0] in show.line("en", speculation)
 
 
 def test_a_slow_draft_is_called_slower_and_told_what_to_do():  # SP-11
-    text = unescape(show.line("en", told(.475, accepted=24)))
+    text = unescape(show.line("en", told(.475, accepted=24, length=8)))
     assert "0.47 × the speed" in text or "0.48 × the speed" in text
     assert "Choose fewer tokens a draft, auto, or no draft" in text and "as fast" not in text.replace("0.48", "")
+    auto = unescape(show.line("en", told(.475, accepted=24)))
+    assert "another draft, or none" in auto and "auto" not in auto and "换一种草稿" in show.line("zh", told(.475))
 
 
 def test_the_choice_is_explained_and_inexact_kernels_are_named():

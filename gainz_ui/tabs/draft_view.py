@@ -13,6 +13,7 @@ from gainz_ui.i18n import tr
 from gainz_ui.units import size
 
 LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16)
+FEWEST = 32                             # drafted tokens that it takes to judge by
 PAYS, COSTS = 1.03, 0.97                # speed beside plain passes: above it pays, below it costs
 
 
@@ -63,12 +64,12 @@ def verdict(told: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
     passes = sum(count for _, count in told["lengths"])
     if not any(length for length, _ in told["lengths"]):
         return ("verdict_draft_rested" if told["resting"] else "verdict_draft_nothing" if passes > 8 else "verdict_draft_short"), {}
-    if factor is None or passes < 4:
-        return "verdict_draft_short", {}
+    if factor is None or passes < 4 or sum(drafted for _, drafted, _ in told["sources"]) < FEWEST:
+        return ("verdict_draft_rested" if told["resting"] else "verdict_draft_short"), {}
     if factor >= PAYS:
         return "verdict_draft_faster", values
     if factor < COSTS:
-        return "verdict_draft_slower", values
+        return "verdict_draft_slower" if told["length"] else "verdict_draft_slower_auto", values
     return ("verdict_draft_rested" if told["resting"] else "verdict_draft_same"), {}
 
 
@@ -88,7 +89,7 @@ def line(language: str, told: Mapping[str, Any] | None, *, tinted: bool = True) 
     else:
         facts = [say("draft_line_none", draft=name)]
     key, values = verdict(told)
-    kind = {"verdict_draft_faster": "good", "verdict_draft_slower": "warn"}.get(key, "plain")
+    kind = {"verdict_draft_faster": "good", "verdict_draft_slower": "warn", "verdict_draft_slower_auto": "warn"}.get(key, "plain")
     extra = [say("draft_tinted")] if tinted and told["acceptance"] else []
     return (f'<div class="gz-drafting gz-{kind}"><p><strong>{html.escape(say(key, **values))}</strong> '
             f'{html.escape(say("draft_facts_line", facts=" · ".join(facts)))}{html.escape(" ".join(extra))}</p>{_details(say, told)}</div>')
