@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
 from types import SimpleNamespace
 
+import gradio as gr
 import httpx
 import pytest
 from gradio_client import Client
@@ -97,9 +99,21 @@ def test_the_tab_says_what_is_wrong(running):
     (folder / "bad.jsonl").write_bytes(lines(task(1)) + b"{\n")
     for file, given, words in ((None, {}, "No file"), (folder / "bad.jsonl", {}, "line 2"), (folder / "bad.jsonl", {"model": None}, "No model")):
         (update,) = drive(made, file, **given)
-        assert words in update["work"]["value"]
+        assert words in update["work"]["value"] and update["files"].visible is False, "results of an earlier file do not stand under an error"
+    (update,) = drive(made, folder / "bad.jsonl")
+    assert "1 line cannot be run" in update["work"]["value"] and "the page" in update["work"]["value"]
     *_, last = drive(made, folder / "bad.jsonl", skip=True)
     assert "1 of 1" in last["work"]["value"]
+
+
+def test_another_file_clears_what_was_said_unless_it_runs(running):
+    made, folder = running
+    work, files = made.cleared()
+    assert work["visible"] is False and files.visible is False
+    going = threading.Event()
+    made.page.tasks.start(tab.batches.KIND, "x", lambda report, cancel: going.wait(10))
+    assert made.cleared() == (gr.skip(), gr.skip())
+    going.set()
 
 
 def test_pause_and_cancel_reach_what_runs(running, monkeypatch):

@@ -58,8 +58,8 @@ class Tasks:
         if self.problems:
             listed = "; ".join(map(str, self.problems[:SHOWN]))
             more = f"; and {len(self.problems) - SHOWN} more" if len(self.problems) > SHOWN else ""
-            raise InvalidRequest(f"{len(self.problems)} lines cannot be run: {listed}{more}.", field="tasks",
-                                 remedy="Correct them, or leave them out knowingly with --skip-bad.")
+            raise InvalidRequest(f"{len(self.problems)} line{'s' * (len(self.problems) > 1)} cannot be run: {listed}{more}.", field="tasks",
+                                 remedy="Correct them, or have them left out: the page and the command (--skip-bad) can.")
         return self.tasks
 
 

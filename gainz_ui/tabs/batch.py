@@ -37,8 +37,8 @@ def build(page: Page) -> None:
         with gr.Accordion(T("more_options"), open=False, elem_classes="gz-fold"):
             parts["name"] = gr.Textbox(label=T("batch_name"), info=T("batch_name_help"), max_lines=1, elem_id="gz-batch-name")
             with gr.Row():
-                parts["attempts"] = gr.Number(3, label=T("batch_attempts"), precision=0, minimum=1, maximum=100, elem_id="gz-batch-attempts")
-                parts["limit"] = gr.Number(0, label=T("batch_limit"), minimum=0, maximum=86_400, elem_id="gz-batch-limit")
+                parts["attempts"] = gr.Number(3, label=T("batch_attempts"), precision=0, elem_id="gz-batch-attempts")
+                parts["limit"] = gr.Number(0, label=T("batch_limit"), elem_id="gz-batch-limit")
             parts["skip"] = gr.Checkbox(label=T("batch_skip"), info=T("batch_skip_help"), elem_id="gz-batch-skip")
         with gr.Row(elem_classes="gz-actions"):
             parts["run"] = gr.Button(T("batch_run"), variant="primary", elem_id="gz-batch-run")
@@ -62,6 +62,7 @@ class Running:
         outputs = [p[name] for name in ("run", "pause", "resume", "cancel", "work", "files")]
         inputs = [p[name] for name in ("file", "model", "name", "attempts", "limit", "skip")]
         p["run"].click(self.start, inputs, outputs, concurrency_limit=None, **PRIVATE)
+        p["file"].change(self.cleared, None, [p["work"], p["files"]], queue=False, **PRIVATE)
         for name, act in (("pause", lambda one: one.pause()), ("resume", lambda one: one.resume()), ("cancel", lambda one: one.cancel.set())):
             p[name].click(self._each(act), None, None, queue=False, **PRIVATE)
         self.page.version.change(self.models, p["model"], p["model"], queue=False, **PRIVATE)
@@ -71,6 +72,12 @@ class Running:
     def models(self, chosen: str | None) -> Any:
         names = list(self.page.studio.loaded())
         return gr.Dropdown(choices=names, value=chosen if chosen in names else names[0] if names else None)
+
+    def cleared(self) -> Any:
+        """Another file is chosen: what was said of the last one goes, unless it still runs."""
+        if next(iter(self.page.tasks.running(batches.KIND)), None) is not None:
+            return gr.skip(), gr.skip()
+        return shown(""), gr.File(visible=False)
 
     def _each(self, act: Any) -> Any:
         def work() -> None:
@@ -86,7 +93,7 @@ class Running:
         try:
             task = await asyncio.to_thread(self._begin, file, model, name, attempts, limit, skip, asker(request))
         except GainzError as error:
-            yield {self.parts["work"]: shown(html.refusal(words, error))}
+            yield {self.parts["work"]: shown(html.refusal(words, error)), self.parts["files"]: gr.File(visible=False)}
             return
         async for update in self._watch(words, task):
             yield update
