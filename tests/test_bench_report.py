@@ -21,12 +21,13 @@ from gainz_ui.services.bench.configs import Config
 from gainz_ui.services.bench.planted import planted
 from gainz_ui.services.bench.protocol import Design, Measurement, Outcome, Pair
 from gainz_ui.services.bench.quality import beside
-from gainz_ui.services.bench.report import levels, report, served
+from gainz_ui.services.bench.report import levels, report, sentence, served
 from gainz_ui.services.bench.run import Ask
 from gainz_ui.services.bench.timeline import Figures
 from gainz_ui.services.bench.workloads import Workload
 from gainz_ui.services.records import Records
 from gainz_ui.tabs import bench_view as show
+from gainz_ui.tabs.bench_history import Past
 from tests.test_bench_protocol import WORK, Calm, Clock, Scripted, steady
 
 WORDS = show.axes("en")
@@ -325,6 +326,56 @@ def test_the_verdict_is_one_sentence_in_both_languages(ratios, sign):
         assert part in text and "small" in text and "big" in text and "\n" not in text
     spread = made(outcome([math.exp(0.3 * (-1) ** n * (1 + n / 10)) for n in range(8)]))
     assert "CAN’T TELL" in show.sentence("en", spread) and "无法判断" in show.sentence("zh", spread)
+
+
+NOISY = [math.exp(0.3 * (-1) ** n * (1 + n / 10)) for n in range(8)]
+
+
+def test_a_cause_is_named_only_where_there_is_an_effect():
+    drafted = {"cause": "draft", "differs": {"draft": [None, "lookup"]}}
+    for found, told in ((outcome(), True), (outcome((1.0,) * 8), False), (outcome(NOISY), False), (Outcome(cancelled=True), False)):
+        said = made(found) | drafted
+        for words, cause, setting in zip(LANGUAGES, ("the cause", "原因"), ("One setting differs", "只有一项设置不同")):
+            shown = show.verdict(words, said)
+            assert (cause in shown) is told and setting in shown
+        assert "the cause" not in show.verdict("en", said | {"planted": 0.1}), "held back on purpose: no setting is to blame"
+
+
+@pytest.mark.parametrize(("more", "half", "told"), [(137, 0.01, 140), (7, None, 7), (1386, 0.01, 0), (20, 0.136, 0)])
+def test_more_pairs_are_advised_only_where_they_would_tell(more, half, told):
+    said = made(outcome(NOISY)) | {"more_pairs": more, "calibration": half and {"passed": True, "half_width": half, "pairs": 8}}
+    for words, advice in zip(LANGUAGES, ("a quieter machine", "更安静的机器")):
+        shown = show.sentence(words, said)
+        assert (f" {told} " in shown and str(1386) not in shown) if told else (advice in shown and str(more) not in shown)
+    assert ("more pairs would tell, if" in sentence(said)) is bool(told) and ("hardly tell" in sentence(said)) is not bool(told)
+    few = made(outcome((1.5,) * 3))
+    assert few["verdict"] == "CAN'T TELL" and "more" not in show.sentence("en", few), "without an interval nobody knows"
+
+
+def test_the_table_says_how_it_is_read():
+    said = made()
+    for words, parts in zip(LANGUAGES, (("quotient", "Only “Decode” has a verdict; the other 95 % intervals"), ("两者之商", "只有“解码”有结论；其余 95 % 区间"))):
+        assert all(part in show.table(words, said) for part in parts)
+    text = exports.to_markdown(said | {"noisy": 3, "calibration": {"passed": True, "half_width": 0.031}})
+    assert "3 of 8 pairs in noise" in text and "A against A: known to ± 3.1 %" in text and "Only decode has a verdict" in text
+
+
+def test_the_run_that_is_open_is_no_baseline_of_itself(tmp_path):
+    past = history.History(Records(tmp_path / "logs", tmp_path / "outputs"))
+    one, two = (past.keep(made() | {"b": made()["b"] | {"asked": "big,draft=lookup"}})["name"] for _ in range(2))
+    assert "big-draft-lookup" in one
+    shown = Past(None, {}, None, past, None, None)
+    for opened, offered, kept in ((None, {one, two}, one), ({"name": two}, {one}, one), ({"name": one}, {two}, None)):
+        runs, baseline, _ = shown.list(None, "", one, one, opened)
+        assert {name for _, name in runs.choices} == {one, two} and {name for _, name in baseline.choices} == offered
+        assert baseline.value == kept and runs.value == one
+
+
+@pytest.mark.parametrize("limit", [0, -1.0, math.nan, 3601])
+def test_a_limit_that_is_none_is_named(limit):
+    with pytest.raises(InvalidRequest, match="above 0") as error:
+        Ask((Config("big"), Config("small")), Design(WORK), tpot_limit=limit)
+    assert error.value.field == "tpot_limit" and "tpot_limit" in error.value.evidence
 
 
 def test_names_and_settings_are_no_markup():

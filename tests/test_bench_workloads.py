@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from backends.base import InvalidRequest
@@ -52,6 +54,15 @@ def test_a_bad_line_is_named(tmp_path, line):
     path.write_text("fine\n" + line + "\n")
     with pytest.raises(InvalidRequest, match="Line 2"):
         from_file(path, 32)
+
+
+def test_a_file_that_is_not_there_is_named_with_its_whole_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidRequest, match=r"There is no file .*mine\.txt") as error:
+        from_file(Path("mine.txt"), 32)
+    assert str(tmp_path / "mine.txt") in error.value.cause and "UTF-8" not in str(error.value)
+    with pytest.raises(InvalidRequest, match="cannot be read"):
+        from_file(tmp_path, 32)
 
 
 def test_no_prompts_no_file_no_text(tmp_path):

@@ -76,7 +76,7 @@ class ProtocolForm:
                                         elem_id="gz-bench-language")
             self.size = gr.Dropdown([(T(f"prompt_{size}"), size) for size in SIZES], value=SIZES[0], label=T("bench_size"),
                                     elem_id="gz-bench-size")
-            self.tokens = gr.Number(LENGTHS[0], label=T("bench_tokens"), precision=0, minimum=2, maximum=65_536, elem_id="gz-bench-tokens")
+            self.tokens = gr.Number(LENGTHS[0], label=T("bench_tokens"), precision=0, elem_id="gz-bench-tokens")
         with gr.Row():
             self.pairs = gr.Dropdown([*((str(n), str(n)) for n in (8, 16, 32, 64)), (T("bench_looks"), LOOKS)], value=LOOKS,
                                      label=T("bench_pairs"), info=T("bench_pairs_help"), allow_custom_value=True, elem_id="gz-bench-pairs")
@@ -90,8 +90,8 @@ class ProtocolForm:
             self.others = gr.Textbox("", label=T("bench_others"), info=T("bench_others_help"), lines=2, max_lines=8,
                                      placeholder="NAME,kv_type=int8\nNAME,draft=lookup", elem_id="gz-bench-others")
             with gr.Row():
-                self.ttft = gr.Number(1.0, label=T("bench_ttft_limit"), minimum=0.001, maximum=3600, elem_id="gz-bench-ttft")
-                self.tpot = gr.Number(0.1, label=T("bench_tpot_limit"), minimum=0.0001, maximum=3600, elem_id="gz-bench-tpot")
+                self.ttft = gr.Number(1.0, label=T("bench_ttft_limit"), elem_id="gz-bench-ttft")
+                self.tpot = gr.Number(0.1, label=T("bench_tpot_limit"), elem_id="gz-bench-tpot")
                 self.seed = gr.Number(0, label=T("bench_seed"), precision=0, elem_id="gz-bench-seed")
 
     @property
@@ -106,7 +106,7 @@ class ProtocolForm:
         design = Design(work, pairs=None if pairs in (LOOKS, None) else _whole("pairs", pairs), mode=mode, seed=int(seed or 0))
         numbers = tuple(_whole("streams", number) for number in streams or ["1"])
         rest = [Config.parse(line) for line in (others or "").splitlines() if line.strip()]
-        return [Ask((a, other), design, numbers, float(ttft or 1), float(tpot or 0.1)) for other in (b, *rest)]
+        return [Ask((a, other), design, numbers, _usual(ttft, Ask.ttft_limit), _usual(tpot, Ask.tpot_limit)) for other in (b, *rest)]
 
     def write(self, report: Mapping[str, Any]) -> list[Any]:
         """As a report was asked. A file of own prompts is not kept: it has to be chosen again."""
@@ -142,6 +142,11 @@ def _value(item: Field, value: Any) -> Any:
 
 def _shown(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _usual(value: float | None, usual: float) -> float:
+    """A field that is empty stands for what is usual."""
+    return usual if value is None else float(value)
 
 
 def _whole(field: str, value: Any) -> int:

@@ -32,10 +32,11 @@ class Past:
     def wire(self) -> None:
         p, quiet = self.parts, {**PRIVATE, "queue": False}
         listing = [p["runs"], p["baseline"], p["none"]]
-        for trigger in (p["kept"].change, p["filter"].change, p["refresh"].click):
-            trigger(self.list, [p["filter"], p["runs"], p["baseline"]], listing, **quiet)
-        self.page.on_load(self.list, [p["filter"], p["runs"], p["baseline"]], listing, queue=False)
-        p["open"].click(self.open, p["runs"], [p["past_said"], *self.flow.result()], **PRIVATE)
+        asked = [p["filter"], p["runs"], p["baseline"], p["report"]]
+        opened = p["open"].click(self.open, p["runs"], [p["past_said"], *self.flow.result()], **PRIVATE)
+        for trigger in (p["kept"].change, p["filter"].change, p["refresh"].click, opened.then):
+            trigger(self.list, asked, listing, **quiet)
+        self.page.on_load(self.list, asked, listing, queue=False)
         widgets = [*self.sides[0].widgets, *self.sides[1].widgets, *self.protocol.widgets]
         p["again"].click(self.refill, p["runs"], [p["past_said"], *widgets], **quiet)
         gr.on([p["compare"].click, p["baseline"].input], self.compare, [p["report"], p["baseline"]], [p["changes"]], **quiet)
@@ -45,15 +46,18 @@ class Past:
             p[f"save_{name}"].click(self._save(name), p["report"], p["file"], **quiet)
 
     # ------------------------------------------------------------------------------------------ the list
-    def list(self, request: gr.Request, words: str | None, chosen: str | None, baseline: str | None) -> tuple[Any, Any, Any]:
+    def list(self, request: gr.Request, words: str | None, chosen: str | None, baseline: str | None,
+             shows: dict[str, Any] | None) -> tuple[Any, Any, Any]:
+        """``shows``: the report that is open; it is no baseline of itself."""
         said = language(request)
         found = self.history.entries(show.searched(said, words or ""))
         choices = [(show.label(said, entry), entry.name) for entry in found[:LISTED]]
         names = {name for _, name in choices}
-        one_line = [(label.replace("\n", " · "), name) for label, name in choices]
+        itself = (shows or {}).get("name")
+        one_line = [(label.replace("\n", " · "), name) for label, name in choices if name != itself]
         empty = "" if found else html.notice("plain", tr(said, "bench_none_found" if words else "bench_none"), live=False)
         return (gr.Radio(choices=choices, value=chosen if chosen in names else None, visible=bool(choices)),
-                gr.Dropdown(choices=one_line, value=baseline if baseline in names else None), shown(empty))
+                gr.Dropdown(choices=one_line, value=baseline if baseline in names - {itself} else None), shown(empty))
 
     def open(self, request: gr.Request, name: str | None) -> Update:
         words = language(request)

@@ -10,7 +10,7 @@ from gainz_ui import html
 from gainz_ui.i18n import option_label, said, tr
 from gainz_ui.services.bench import calibration
 from gainz_ui.services.bench.history import Change, Entry
-from gainz_ui.services.bench.report import coarseness
+from gainz_ui.services.bench.report import caused, coarseness, more_pairs
 from gainz_ui.services.stats import ALIKE, FASTER, SLOWER, UNKNOWN
 from gainz_ui.tabs.chat_view import stage
 
@@ -55,8 +55,9 @@ def sentence(words: str, report: Report) -> str:
     kind = WORDS.get(report["verdict"])
     measured = say("bench_speed_of_all", streams=report["streams"]) if report["main"] == "throughput" else say("bench_speed_of_one")
     if kind is None:
-        key = "bench_unknown_more" if report["more_pairs"] else "bench_unknown"
-        return say(key, more=report["more_pairs"], b=report["b"]["asked"], a=report["a"]["asked"])
+        more = more_pairs(report)
+        key = "bench_unknown" if more is None else "bench_unknown_more" if more else "bench_unknown_noise"
+        return say(key, more=more, b=report["b"]["asked"], a=report["a"]["asked"])
     values = {"a": report["a"]["asked"], "b": report["b"]["asked"], "measure": measured, "margin": f"{100 * report['same']:g}",
               "factor": _times(report["ratio"])}
     return say(kind, **values)
@@ -78,7 +79,8 @@ def _cause(words: str, report: Report) -> str:
         return tr(words, "bench_differs_none")
     if report["cause"]:
         old, new = differs[report["cause"]]
-        return tr(words, "bench_differs_one", setting=_setting(words, report["cause"]), old=_text(old), new=_text(new))
+        key = "bench_differs_cause" if caused(report) else "bench_differs_one"
+        return tr(words, key, setting=_setting(words, report["cause"]), old=_text(old), new=_text(new))
     each = "; ".join(f"{_setting(words, key)}: {_text(old)} → {_text(new)}" for key, (old, new) in differs.items())
     return tr(words, "bench_differs_many", count=len(differs), each=each)
 
@@ -97,7 +99,16 @@ def table(words: str, report: Report) -> str:
     rows = [_row(words, report, label, key, unit, scale) for label, key, unit, scale in ROWS
             if any(report[arm].get(key) is not None for arm in "ab")]
     return (f'<div class="gz-scroll" tabindex="0" role="region" aria-label="{html.escape(say("bench_figures"))}"><table class="gz-table gz-tight">'
-            f'<thead><tr><th></th>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>')
+            f'<thead><tr><th></th>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>{_read(words, report)}')
+
+
+def _read(words: str, report: Report) -> str:
+    """How the table is to be read."""
+    if report["ratio"] is None:
+        return ""
+    lines = [tr(words, "bench_read_ratio"),
+             tr(words, "bench_read_interval", measure=tr(words, f"axis_{report['main']}"), level=f"{100 * (1 - report['level']):.4g}")]
+    return f'<p class="gz-served">{html.escape(" ".join(lines) if words == "en" else "".join(lines))}</p>'
 
 
 ROWS = (("axis_throughput", "throughput", "tok/s", 1), ("axis_decode", "decode", "tok/s", 1), ("axis_prefill", "prefill", "tok/s", 1),

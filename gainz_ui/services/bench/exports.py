@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, pstdev
 from typing import Any
 
+from gainz_ui.services.bench.report import coarseness
+
 ARMS = ("a", "b")
 Report = Mapping[str, Any]
 RUN = ("decode", "prefill", "ttft", "throughput", "prompt_tokens", "tokens", "cached", "passes", "drafted", "accepted", "joules")
@@ -46,9 +48,13 @@ def to_markdown(report: Report) -> str:
         ("joules a token", "joules_per_token"))]
     lines = [f"**{report['sentence']}**", "", f"| measure | A: `{_bar(a['asked'])}` | B: `{_bar(b['asked'])}` | B / A |", "|---|---|---|---|"]
     lines += [f"| {name} | {_figure(x)} | {_figure(y)} | {_figure(ratio)} |" for name, x, y, ratio in rows if x is not None or y is not None]
-    where = report["environment"]
+    where, calibration = report["environment"], report["calibration"]
+    lines += ["", "Figures of A and B are medians of all answers, B / A is of pairs, so it need not be their quotient. Only "
+              f"{'decode' if report['main'] == 'decode' else 'together'} has a verdict; the other ratios are each by itself, uncorrected."]
     lines += ["", f"{len(report['pairs'])} pairs of {report['tokens']} tokens, workload `{report['workload']}`, {report['mode']}, "
-              f"{report['streams']} at once; {report['repeated']} measured again because of noise. {where['processor']}, {where['system']}, "
+              f"{report['streams']} at once; {report['repeated']} measured again because of noise, {report['noisy']} of "
+              f"{len(report['pairs'])} pairs in noise all the same. "
+              f"A against A: {_calibration(report, calibration)}. {where['processor']}, {where['system']}, "
               f"Gainz {where['gainz']}, {report['made']}."]
     if report["differs"]:
         lines += ["", "Differs: " + ", ".join(f"{key} {old} → {new}" for key, (old, new) in report["differs"].items()) + "."]
@@ -112,6 +118,10 @@ def _cell(value: Any) -> Any:
 
 def _figure(value: float | None) -> str:
     return "–" if value is None else f"{value:.4g}"
+
+
+def _calibration(report: Report, found: Mapping[str, Any] | None) -> str:
+    return "not measured" if found is None else f"{'known to ' if found['passed'] else 'a difference where there is none, '}{coarseness(report)}"
 
 
 def _bar(text: str) -> str:

@@ -53,7 +53,7 @@ class History:
     def keep(self, report: Mapping[str, Any]) -> dict[str, Any]:
         """The report with its ``name``. DiskFull."""
         stamp = re.sub(r"\D", "", report["made"])[:14]
-        base = f"{stamp[:8]}-{stamp[8:]}-{_plain(report['a']['model'])}-{_plain(report['b']['model'])}"
+        base = f"{stamp[:8]}-{stamp[8:]}-{_plain(report['a']['asked'])}-{_plain(report['b']['asked'])}"
         taken = {path.stem for path in self._records.outputs_of(KIND)}
         name = next(name for number in range(1, 10_000) if (name := base if number == 1 else f"{base}-{number}") not in taken)
         kept = {**report, "name": name}

@@ -25,6 +25,7 @@ from gainz_ui.services.doctor import cpu_name, package_version
 from gainz_ui.services.stats import ALIKE, FASTER, SLOWER, UNKNOWN, Estimate
 
 SCHEMA = "gainz-bench/1"
+MOST_MORE = 200                         # pairs more than that nobody waits for, nor does a machine stay the same meanwhile
 MEASURES: dict[str, Callable[[Run], float | None]] = {
     "decode": lambda run: run.decode,
     "decode_seen_by_client": lambda run: run.seen.rate,
@@ -134,7 +135,7 @@ def sentence(said: Mapping[str, Any]) -> str:
                 "cannot be told apart here.")
     if said["withheld"]:
         return "No verdict: this machine found a difference between A and A (calibration failed)."
-    cause = f" ({said['cause']})" if said["cause"] else f"; the sides differ in {len(said['differs'])} settings" if said["differs"] else ""
+    cause = f" ({said['cause']})" if caused(said) else f"; the sides differ in {_differing(said)}" if said["differs"] else ""
     spread = f", {100 * (1 - said['level']):.4g} % interval {interval[0]:.3f} to {interval[1]:.3f}" if interval else ""
     figures = f"ratio {ratio:.3f}{spread}, {said['units']} prompts"
     if word == ALIKE:
@@ -142,8 +143,23 @@ def sentence(said: Mapping[str, Any]) -> str:
     if word in (FASTER, SLOWER):
         does = "decodes" if said["main"] == "decode" else f"serves {said['streams']} answers at once"
         return f"{word}: B {does} at {ratio:.2f} times A's speed ({figures}){cause}."
-    more = f" About {said['more_pairs']} more would tell." if said["more_pairs"] else ""
-    return f"{UNKNOWN}: {figures}{cause}.{more}"
+    more = more_pairs(said)
+    hope = "" if more is None else f" About {more} more pairs would tell, if the machine stays as quiet as it was." if more else \
+        " More pairs would hardly tell here; a quieter machine or longer answers would."
+    return f"{UNKNOWN}: {figures}{cause}.{hope}"
+
+
+def caused(said: Mapping[str, Any]) -> bool:
+    """Is there an effect, and one setting only that it can come from?"""
+    return bool(said["cause"]) and said["verdict"] in (FASTER, SLOWER) and not said["planted"]
+
+
+def more_pairs(said: Mapping[str, Any]) -> int | None:
+    """How many more would likely tell, to two digits; 0: more would hardly, the noise is too large; None: that cannot be said."""
+    more, found = said["more_pairs"], said["calibration"]
+    if not more or not said["interval"]:
+        return None
+    return 0 if more > MOST_MORE or found and not calibrated.sound(found) else int(float(f"{more:.2g}"))
 
 
 def coarseness(said: Mapping[str, Any]) -> str:
@@ -164,6 +180,10 @@ def _estimate(found: Estimate | None) -> dict[str, Any]:
         return {"ratio": None, "geometric_mean": None, "interval": None, "level": None, "units": 0, "outliers": []}
     return {"ratio": found.ratio, "geometric_mean": found.geometric_mean, "interval": list(found.interval) if found.interval else None,
             "level": found.level, "units": found.units, "outliers": list(found.outliers)}
+
+
+def _differing(said: Mapping[str, Any]) -> str:
+    return said["cause"] or f"{len(said['differs'])} settings"
 
 
 def _median(values: Any) -> float | None:

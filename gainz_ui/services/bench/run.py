@@ -40,6 +40,9 @@ class Ask:
     def __post_init__(self) -> None:
         if not self.streams or any(isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= MOST_STREAMS for n in self.streams):
             raise InvalidRequest(f"Answers at once are whole numbers from 1 to {MOST_STREAMS}.", field="streams", streams=self.streams)
+        for field, limit in (("ttft_limit", self.ttft_limit), ("tpot_limit", self.tpot_limit)):
+            if not 0 < limit <= 3600:
+                raise InvalidRequest("What counts as good is a time above 0, at most 3600 seconds.", field=field, **{field: limit})
         if not 0 <= self.plant <= 10:
             raise InvalidRequest("A planted slowdown is a share from 0 to 10.", field="plant", plant=self.plant)
         if self.design.pairs is not None and not 1 <= self.design.pairs <= 10_000:

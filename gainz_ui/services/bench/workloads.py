@@ -25,6 +25,7 @@ COUNT = 32                                     # prompts of a workload: a unit o
 PASSAGE, DEPTH = 1600, 16_000                  # characters of a passage; of a text of about 4,000 tokens
 RUNGS = 5                                      # lengths of a ladder, each half of the one before
 MOST_BYTES = 16 << 20                          # of a file of own prompts
+READABLE = "Name a file that is there and that you may read."
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,12 @@ def from_file(path: Path, tokens: int) -> Workload:
         if path.stat().st_size > MOST_BYTES:
             raise InvalidRequest(f"{path.name} is larger than {MOST_BYTES >> 20} MiB.", field="workload")
         lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
+    except FileNotFoundError as error:
+        raise InvalidRequest(f"There is no file {path.absolute()}.", field="workload", remedy=READABLE) from error
+    except OSError as error:
+        raise InvalidRequest(f"{path.absolute()} cannot be read.", field="workload", reason=error.strerror,
+                             remedy=READABLE) from error
+    except UnicodeDecodeError as error:
         raise InvalidRequest(f"{path.name} cannot be read as UTF-8 text.", field="workload", reason=error) from error
     prompts = tuple(_line(number, line.strip()) for number, line in enumerate(lines, 1) if line.strip())
     if not prompts:
