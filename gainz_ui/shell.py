@@ -24,6 +24,7 @@ from gainz_ui.widgets import Html
 
 FORGET = (600, 3600)                    # seconds between two clean-ups of uploads, and the age at which one goes
 SESSIONS = 64                           # whose inputs Gradio remembers, chats of megabytes among them; the least recent goes
+LOOK = 0.02         # seconds between two looks of Gradio's queue; its own thousandth is 900 wake-ups a second of an idle server
 BROWSER = {"chat": None, "earlier": [], "presets": {}, "settings": None}    # what the browser keeps, and its first value
 
 
@@ -58,6 +59,7 @@ def build(studio: Any, settings: Any, store: Any, tasks: Any, doctor: Callable[[
         _wire(blocks, page, changed)
     blocks.state_session_capacity = SESSIONS
     blocks.gainz_page = page
+    blocks._queue.sleep_when_free = blocks._queue.progress_update_sleep_when_free = LOOK
     return blocks
 
 

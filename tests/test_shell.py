@@ -46,6 +46,10 @@ def test_what_generates_has_no_limit_of_gradios(blocks):
     assert limits and set(limits.values()) == {None}
 
 
+def test_an_idle_queue_looks_at_most_a_hundred_times_a_second(blocks):
+    assert min(blocks._queue.sleep_when_free, blocks._queue.progress_update_sleep_when_free) >= 0.01
+
+
 def test_gradios_client_follows_nothing_but_what_shows_it(blocks):
     """Each component that it follows is looked for in the whole page at every event."""
     silent = [dependency for dependency in blocks.get_config_file()["dependencies"] if dependency["show_progress"] == "hidden"]
