@@ -4,9 +4,6 @@
 // how a prompt was cut, nor on which rows share a tile, nor on how many threads there are.
 #pragma once
 #include "bytes.h"
-#if defined(GAINZ_DIRECT_KEYS)
-#include "direct.h"
-#endif
 
 namespace GAINZ_NS {
 
@@ -129,9 +126,24 @@ static inline void place(const Task& t, int64_t r) {
     }
 }
 
+// Asks memory for a head's share of a page, into the cache where it was measured to do best: pages follow each other in no order that
+// hardware knows.
+constexpr bool LINE_BY_LINE = W == 8;           // on the way, where few queries read a page as it lies (direct.h)
+constexpr int NEAR = W == 8 ? 3 : 2;
+static inline void ask_line(const void* p) { __builtin_prefetch(p, 0, NEAR); }
+// share `part` of `parts` of its lines; at < 0: there is no such page
+template <class T> static inline void ask(const void* pages, int64_t width, int64_t at, int64_t part = 0, int64_t parts = 1) {
+    const char* from = (const char*)pages + at * width * static_cast<int64_t>(sizeof(T));
+    const int64_t bytes = at < 0 ? 0 : 16 * width * static_cast<int64_t>(sizeof(T));
+    for (int64_t i = part * 64; i < bytes; i += parts * 64) ask_line(from + i);
+}
+
 }  // namespace GAINZ_NS
 
 #include "pages.h"
+#if defined(GAINZ_DIRECT_KEYS)
+#include "direct.h"
+#endif
 
 namespace GAINZ_NS {
 
@@ -189,14 +201,16 @@ static inline Room room(Scratch& s, const Task& t) {
     return Room{p, p + page, p + 2 * page, parts, weights, weights + MAX_QUERIES * 16};
 }
 
-// scores of a page's 16 tokens with the tile's queries, into p[query]
-template <class T> static inline void page_scores(const Task& t, int64_t at, int64_t tokens, const float* const* q,
+// scores of a page's 16 tokens with the tile's queries, into p[query]; `next`: the page to ask for, or -1
+template <class T> static inline void page_scores(const Task& t, int64_t at, int64_t next, int64_t tokens, const float* const* q,
                                                   float* const* p, int64_t offset, int64_t queries, Room& room) {
 #if defined(GAINZ_DIRECT_KEYS)
     float* to[DIRECT_QUERIES];
     for (int64_t i = 0; i < least(queries, DIRECT_QUERIES); i++) to[i] = p[i] + offset;
-    if (direct_scores(q, (const T*)t.kv.k + at * t.kv.key_width, t.kv.key_width, t.key, queries, to)) return;
+    const T* keys = (const T*)t.kv.k + at * t.kv.key_width;
+    if (direct_scores(q, keys, next < 0 ? keys : (const T*)t.kv.k + next * t.kv.key_width, t.kv.key_width, t.key, queries, to)) return;
 #endif
+    ask<T>(t.kv.k, t.kv.key_width, next);
     key_columns<T>(t, at, tokens, room.page, room.columns);
     by_queries(queries, [&](auto count, int64_t i) {
         constexpr int QB = decltype(count)::value;
@@ -207,11 +221,12 @@ template <class T> static inline void page_scores(const Task& t, int64_t at, int
 }
 
 // The same in 8 bits. q: of each query's place among the floats; q·(code * scale + low) = (q·code) * scale + low * Σq.
-template <> inline void page_scores<uint8_t>(const Task& t, int64_t at, int64_t, const float* const* q, float* const* p,
+template <> inline void page_scores<uint8_t>(const Task& t, int64_t at, int64_t next, int64_t, const float* const* q, float* const* p,
                                              int64_t offset, int64_t queries, Room& room) {
     const uint8_t* columns = byte_columns((const uint8_t*)t.kv.k + at * t.kv.key_width, t.kv.key_width, t.byte_width,
                                           (uint8_t*)room.columns);
     for (int64_t i = 0; i < queries; i++) {
+        ask<uint8_t>(t.kv.k, t.kv.key_width, next, i, queries);
         const int64_t own = (q[i] - t.q) / t.key;
         const vf scale = set1(t.q8_scale[2 * own]), sum_of = set1(t.q8_scale[2 * own + 1]);
         float* y = p[i] + offset;
@@ -220,14 +235,6 @@ template <> inline void page_scores<uint8_t>(const Task& t, int64_t at, int64_t,
             store(y + part, fma(load(t.kv.k_low + at + part), sum_of, mul(load(y + part), mul(load(t.kv.k_scale + at + part),
                                                                                               scale))));
     }
-}
-
-// Asks memory for a head's share of a page, into the cache where it was measured to do best: pages follow each other in no order that
-// hardware knows.
-constexpr int NEAR = W == 8 ? 3 : 2;
-template <class T> static inline void ask(const void* pages, int64_t width, int64_t at) {
-    const char* from = (const char*)pages + at * width * static_cast<int64_t>(sizeof(T));
-    for (int64_t i = 0; i < 16 * width * static_cast<int64_t>(sizeof(T)); i += 64) __builtin_prefetch(from + i, 0, NEAR);
 }
 
 // Partial sums of a tile's queries over one chunk, into out[query] (state() floats each), queries ordered by KV head, row, head.
@@ -250,12 +257,12 @@ template <class T> static void chunk_of(const Task& t, const Tile& tile, Heads h
         acc[i] = out[i] + 16;
     }
     const int64_t known = ceil_div(last + 1 - from, 16);       // pages from here to the sequence's end, this chunk's and later
+    const auto at = [&](int64_t page, int64_t h) { return page < known ? (table[page] * kv.heads + heads.first + h) * 16 : -1; };
     for (int64_t page = seen; page < pages; page++)
         for (int64_t h = 0; h < heads.count; h++) {
-            if (page + 1 < known) ask<T>(kv.k, kv.key_width, (table[page + 1] * kv.heads + heads.first + h) * 16);
-            if (page + 1 == pages) ask<T>(kv.v, kv.value_width, (table[seen] * kv.heads + heads.first + h) * 16);
-            page_scores<T>(t, (table[page] * kv.heads + heads.first + h) * 16, least(16, length - page * 16), q + h * each,
-                           p + h * each, page * 16, each, room);
+            if (page + 1 == pages) ask<T>(kv.v, kv.value_width, at(seen, h));
+            page_scores<T>(t, at(page, h), at(page + 1, h), least(16, length - page * 16), q + h * each, p + h * each, page * 16, each,
+                           room);
         }
     for (int64_t i = 0; i < queries; i++) {
         const int64_t position = t.batch.positions[t.row_of(tile, i % each)];
@@ -269,11 +276,9 @@ template <class T> static void chunk_of(const Task& t, const Tile& tile, Heads h
         soften(p[i], lo, hi, padded, o, o + 1);
     }
     for (int64_t page = seen; page < pages; page++)
-        for (int64_t h = 0; h < heads.count; h++) {
-            if (page + 1 < known) ask<T>(kv.v, kv.value_width, (table[page + 1] * kv.heads + heads.first + h) * 16);
-            add_values<T>(t, (table[page] * kv.heads + heads.first + h) * 16, least(16, length - page * 16), p + h * each, each,
-                          page * 16, acc + h * each, room.page, room.weights, room.lows + h * each * 16);
-        }
+        for (int64_t h = 0; h < heads.count; h++)
+            add_values<T>(t, at(page, h), at(page + 1, h), least(16, length - page * 16), p + h * each, each, page * 16, acc + h * each,
+                          room.page, room.weights, room.lows + h * each * 16);
     if (sizeof(T) == 1) add_lows(t, queries, acc, room.lows);
 }
 

@@ -1,5 +1,6 @@
 // Scores of a few queries with a page's keys as they lie, on AVX2: a vector holds four columns of two tokens, so that its lanes are
-// the four chains of `score` (pages.h) and nothing has to be turned into columns. The same sums in the same order.
+// the four chains of `score` (pages.h) and nothing has to be turned into columns. The same sums in the same order. The next page is asked
+// for line by line on the way: all of it at once is more than the processor can wait for, and it would wait with its work.
 #pragma once
 #include <type_traits>
 
@@ -19,14 +20,16 @@ static inline vf pair_of(const bfloat* a, const bfloat* b) {
 }
 static inline vf four(const float* q) { return _mm256_broadcast_ps((const __m128*)q); }
 
-// Q queries with 2 P tokens at `keys`; chains of a pair's tokens lie in sums[query][pair]
+// Q queries with 2 P tokens at `keys`; chains of a pair's tokens lie in sums[query][pair]. As many bytes from `next` on are asked for.
 template <int Q, int P, class T, class Width>
-static inline void chains(const float* const* q, const T* keys, Width width, vf (&sums)[Q][P]) {
+static inline void chains(const float* const* q, const T* keys, const T* next, Width width, vf (&sums)[Q][P]) {
 #pragma GCC unroll 4
     for (int i = 0; i < Q; i++)
 #pragma GCC unroll 4
         for (int p = 0; p < P; p++) sums[i][p] = zero();
     for (int64_t d = 0; d < width; d += 4) {
+        ask_line(next + 2 * P * d);
+        if (2 * P * 4 * sizeof(T) > 64) ask_line(next + 2 * P * d + 64 / sizeof(T));
         vf x[Q];
 #pragma GCC unroll 4
         for (int i = 0; i < Q; i++) x[i] = four(q[i] + d);
@@ -46,14 +49,15 @@ static inline vf joined(vf a, vf b, vf c, vf d) {
 }
 
 template <int Q, class T, class Width>
-static inline void direct(const float* const* q, const T* keys, Width width, float* const* out) {
+static inline void direct(const float* const* q, const T* keys, const T* next, Width width, float* const* out) {
     constexpr int P = Q == 4 ? 2 : 4;           // pairs at once: what the registers hold
     for (int half_page = 0; half_page < 16; half_page += 8) {
         vf all[Q][4];
 #pragma GCC unroll 2
         for (int part = 0; part < 4; part += P) {
             vf sums[Q][P];
-            chains<Q, P>(q, keys + (half_page + 2 * part) * width, width, sums);
+            const int64_t first = (half_page + 2 * part) * width;
+            chains<Q, P>(q, keys + first, next + first, width, sums);
 #pragma GCC unroll 4
             for (int i = 0; i < Q; i++)
 #pragma GCC unroll 4
@@ -65,21 +69,21 @@ static inline void direct(const float* const* q, const T* keys, Width width, flo
 }
 
 template <class T, class Width>
-static inline void direct_any(const float* const* q, const T* keys, Width width, int64_t queries, float* const* out) {
-    if (queries == 1) direct<1>(q, keys, width, out);
-    else if (queries == 2) direct<2>(q, keys, width, out);
-    else if (queries == 3) direct<3>(q, keys, width, out);
-    else direct<4>(q, keys, width, out);
+static inline void direct_any(const float* const* q, const T* keys, const T* next, Width width, int64_t queries, float* const* out) {
+    if (queries == 1) direct<1>(q, keys, next, width, out);
+    else if (queries == 2) direct<2>(q, keys, next, width, out);
+    else if (queries == 3) direct<3>(q, keys, next, width, out);
+    else direct<4>(q, keys, next, width, out);
 }
 
-// True where these are so few queries that it was done
-template <class T> static inline bool direct_scores(const float* const* q, const T* keys, int64_t width, int64_t padded, int64_t queries,
-                                                    float* const* out) {
+// True where these are so few queries that it was done; `next`: the page to ask for
+template <class T> static inline bool direct_scores(const float* const* q, const T* keys, const T* next, int64_t width, int64_t padded,
+                                                    int64_t queries, float* const* out) {
     if (queries > DIRECT_QUERIES || width != padded) return false;
     // eight tokens' addresses are too many for the registers, unless the compiler knows how far apart they lie
-    if (width == 64) direct_any(q, keys, std::integral_constant<int64_t, 64>(), queries, out);
-    else if (width == 128) direct_any(q, keys, std::integral_constant<int64_t, 128>(), queries, out);
-    else direct_any(q, keys, width, queries, out);
+    if (width == 64) direct_any(q, keys, next, std::integral_constant<int64_t, 64>(), queries, out);
+    else if (width == 128) direct_any(q, keys, next, std::integral_constant<int64_t, 128>(), queries, out);
+    else direct_any(q, keys, next, width, queries, out);
     return true;
 }
 

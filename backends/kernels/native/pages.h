@@ -85,15 +85,17 @@ template <class F> static inline void by_queries(int64_t queries, const F& f) {
     }
 }
 
-// QB accumulators += weighted rows, token by token; get(token, column) is a vector of a row
-template <int QB, int C, class Get> static inline void mix_columns(const float* const* p, int64_t c, int64_t tokens,
-                                                                   float* const* acc, const Get& get) {
+// QB accumulators += weighted rows, token by token; get(token, column) is a vector of a row, and ahead(token, column) is told where the
+// C vectors begin that are read next
+template <int QB, int C, class Get, class Ahead>
+static inline void mix_columns(const float* const* p, int64_t c, int64_t tokens, float* const* acc, const Get& get, const Ahead& ahead) {
     vf a[QB][C];
 #pragma GCC unroll 6
     for (int i = 0; i < QB; i++)
 #pragma GCC unroll 4
         for (int j = 0; j < C; j++) a[i][j] = load(acc[i] + c + j * W);
     for (int64_t t = 0; t < tokens; t++) {
+        ahead(t, c);
         vf held[QB < C ? QB : C];               // the fewer of the two, so that the registers hold them
 #pragma GCC unroll 4
         for (int i = 0; i < (QB < C ? QB : C); i++) held[i] = QB < C ? set1(p[i][t]) : get(t, c + i * W);
@@ -119,41 +121,54 @@ template <int QB, int C, class Get> static inline void mix_columns(const float* 
         for (int j = 0; j < C; j++) store(acc[i] + c + j * W, a[i][j]);
 }
 
-template <int QB, class Get> static inline void mix(const float* const* p, int64_t padded, int64_t tokens,
-                                                    float* const* acc, const Get& get) {
+template <int QB, class Get, class Ahead>
+static inline void mix(const float* const* p, int64_t padded, int64_t tokens, float* const* acc, const Get& get, const Ahead& ahead) {
     constexpr int WIDE = W == 16 || QB <= 3 ? 4 : 2;           // as many columns as the registers hold
     int64_t c = 0;
-    for (; c + WIDE * W <= padded; c += WIDE * W) mix_columns<QB, WIDE>(p, c, tokens, acc, get);
-    for (; c < padded; c += W) mix_columns<QB, 1>(p, c, tokens, acc, get);
+    for (; c + WIDE * W <= padded; c += WIDE * W) mix_columns<QB, WIDE>(p, c, tokens, acc, get, ahead);
+    for (; c < padded; c += W) mix_columns<QB, 1>(p, c, tokens, acc, get, ahead);
 }
 
-template <class Get> static inline void mix_all(float* const* p, int64_t queries, int64_t offset, int64_t padded,
-                                                int64_t tokens,
-                                                float* const* acc, const Get& get) {
+struct Nothing { void operator()(int64_t, int64_t) const {} };
+
+template <class Get, class Ahead = Nothing>
+static inline void mix_all(float* const* p, int64_t queries, int64_t offset, int64_t padded, int64_t tokens, float* const* acc,
+                           const Get& get, const Ahead& ahead = Nothing()) {
     by_queries(queries, [&](auto count, int64_t i) {
         constexpr int QB = decltype(count)::value;
         const float* w[QB];
         for (int j = 0; j < QB; j++) w[j] = p[i + j] + offset;
-        mix<QB>(w, padded, tokens, acc + i, get);
+        mix<QB>(w, padded, tokens, acc + i, get, ahead);
     });
 }
 
-// Values of a page, weighted. Few queries read the page as it lies, many a widened copy: the same numbers.
-template <class T> static inline void add_values(const Task& t, int64_t at, int64_t tokens, float* const* p,
+// Values of a page, weighted; `next`: the page to ask for, or -1. Few queries read the page as it lies, many a widened copy: the same
+// numbers.
+template <class T> static inline void add_values(const Task& t, int64_t at, int64_t next, int64_t tokens, float* const* p,
                                                  int64_t queries, int64_t offset,
                                                  float* const* acc, float* page, float*, float*) {
     const int64_t width = t.kv.value_width, padded = t.value;
     const T* from = (const T*)t.kv.v + at * width;
+    const T* following = next < 0 ? from : (const T*)t.kv.v + next * width;
     const auto direct = [&](int64_t k, int64_t c) { return load(from + k * width + c); };
-    if (queries <= 4 && width == padded) return mix_all(p, queries, offset, padded, tokens, acc, direct);
+    const auto ahead = [&](int64_t k, int64_t c) {
+        ask_line(following + k * width + c);
+        if (sizeof(T) == 4) ask_line(following + k * width + c + 16);
+    };
+    const bool as_it_lies = queries <= 4 && width == padded;
+    if (as_it_lies && LINE_BY_LINE) return mix_all(p, queries, offset, padded, tokens, acc, direct, ahead);
+    ask<T>(t.kv.v, width, next);
+    if (as_it_lies) return mix_all(p, queries, offset, padded, tokens, acc, direct);
     widen_rows(from, width, padded, tokens, page);
     mix_all(p, queries, offset, padded, tokens, acc, [&](int64_t k, int64_t c) { return load(page + k * padded + c); });
 }
 
 // Σ p (code * scale + low) = Σ (p scale) code + Σ p low, the second for all columns at once (`add_lows`).
-template <> inline void add_values<uint8_t>(const Task& t, int64_t at, int64_t tokens, float* const* p, int64_t queries,
+template <> inline void add_values<uint8_t>(const Task& t, int64_t at, int64_t next, int64_t tokens, float* const* p, int64_t queries,
                                             int64_t offset, float* const* acc, float* page, float* weights, float* lows) {
     const int64_t width = t.kv.value_width, padded = t.value;
+    const bool as_it_lies = queries <= 4 && width == padded;
+    if (!(as_it_lies && LINE_BY_LINE)) ask<uint8_t>(t.kv.v, width, next);
     const uint8_t* from = (const uint8_t*)t.kv.v + at * width;
     float* scaled_p[MAX_QUERIES];
     for (int64_t i = 0; i < queries; i++) {
@@ -165,8 +180,11 @@ template <> inline void add_values<uint8_t>(const Task& t, int64_t at, int64_t t
             store(lows + i * 16 + k, fma(w, load_n(t.kv.v_low + at + k, n), load(lows + i * 16 + k)));
         }
     }
+    const uint8_t* following = next < 0 ? from : (const uint8_t*)t.kv.v + next * width;
     const auto direct = [&](int64_t k, int64_t c) { return load(from + k * width + c); };
-    if (queries <= 4 && width == padded) return mix_all(scaled_p, queries, 0, padded, tokens, acc, direct);
+    const auto ahead = [&](int64_t k, int64_t c) { ask_line(following + k * width + c); };
+    if (as_it_lies && LINE_BY_LINE) return mix_all(scaled_p, queries, 0, padded, tokens, acc, direct, ahead);
+    if (as_it_lies) return mix_all(scaled_p, queries, 0, padded, tokens, acc, direct);
     widen_rows(from, width, padded, tokens, page);
     mix_all(scaled_p, queries, 0, padded, tokens, acc, [&](int64_t k, int64_t c) { return load(page + k * padded + c); });
 }
