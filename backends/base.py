@@ -14,6 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
+from backends.characters import check_characters
 from backends.errors import (  # noqa: F401  (re-exported: one place to import the vocabulary from)
     AddressRefused, BadSetting, BrokenFile, Cancelled, ChecksumMismatch, ConfigConflict, ContextTooLong, DiskFull,
     DraftParent, EngineDied, EngineStopping, FetchFailed, GainzError, InvalidRequest, JobDied, LoadError,
@@ -120,6 +121,7 @@ class Sampling:
         if len(self.stop) > MAX_STOPS or any(not isinstance(s, str) or not 0 < len(s) <= MAX_STOP_CHARS for s in self.stop):
             raise InvalidRequest(f"stop takes up to {MAX_STOPS} texts of 1 to {MAX_STOP_CHARS} characters.", field="stop",
                                  count=len(self.stop))
+        check_characters("stop", self.stop)                 # such a one can never be found
         if len(self.stop_ids) > MAX_STOPS:
             raise InvalidRequest(f"stop_ids takes up to {MAX_STOPS} ids.", field="stop_ids", count=len(self.stop_ids))
         for token in self.stop_ids:

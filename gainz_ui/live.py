@@ -8,12 +8,13 @@ own where it belongs. Behind the same guard as everything else. Knows pages and 
 
 from __future__ import annotations
 
+import json
 import zlib
 from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
 from gainz_ui import header as head, html
 from gainz_ui.i18n import language, tr
@@ -77,4 +78,5 @@ def changed(words: str, made: dict[str, str], seen: str) -> tuple[bool, dict[str
 
 
 def _unless(same: bool, data: dict[str, Any]) -> Response:
-    return Response(status_code=204, headers=FRESH) if same else JSONResponse(data, headers=FRESH)
+    return Response(status_code=204, headers=FRESH) if same else Response(
+        json.dumps(data, ensure_ascii=False).encode("utf-8", "replace"), headers=FRESH, media_type="application/json")

@@ -70,6 +70,8 @@ def test_a_line_for_another_model_is_told_and_one_for_the_batchs_own_is_run():
     (b'{"task_id": "a", "prompt": "x", "max_token": 3}', "unknown field 'max_token'; max_tokens was probably meant"), (b'{"task_id": "a", "prompt": 5}', "prompt must be"),
     (b'{"task_id": "a", "prompt": "\\ud83d"}', "half of a surrogate pair"),
     (b'{"task_id": "a", "messages": [{"role": "user", "content": "\\udc00"}]}', "half of a surrogate pair"),
+    (b'{"task_id": "\\udc00", "prompt": "x"}', "task_id holds half"), (b'{"task_id": "a", "prompt": "x", "\\udc00": 1}', "half of a surrogate pair"),
+    (b'{"task_id": "a", "prompt": "x", "stop": ["\\udc00"]}', "stop.0 holds half"), (b'"\\udc00"', "it holds half"),
     (b'{"task_id": "a", "prompt": "x", "n": 2}', "unknown field 'n'"), (b'{"task_id": "a", "prompt": "x", "temperature": "hot"}', "temperature"),
     (b'{"task_id": "a", "prompt": "x", "temperature": NaN}', "temperature"), (b'{"task_id": "a", "prompt": "x", "stop_ids": 4}', "stop_ids"),
     (b'{"task_id": "a", "prompt": "x", "logit_bias": {"x": 1}}', "logit_bias"), (b'{"task_id": "a", "messages": [{"role": "u"}]}', "role"),

@@ -68,12 +68,13 @@ def test_the_bundle_holds_none_of_what_was_planted(tmp_path, monkeypatch):
     (logs / "engine.log").write_text(everything, encoding="utf-8")
     rows = [{"id": "1", "key": "ann", "prompt": "what I asked", "answers": ["what it said"], "error": text} for text in PLANTED]
     (logs / "requests.jsonl").write_text("\n".join(map(json.dumps, rows)) + '\n{"torn": "what I as', encoding="utf-8")
-    (logs / "requests.1.jsonl").write_text(json.dumps(rows[0]) + "\n", encoding="utf-8")
+    (logs / "requests.1.jsonl").write_text(json.dumps(rows[0]) + '\n{"id": "\\udc00"}\n', encoding="utf-8")
     (logs / "core.bin").write_bytes(b"what I asked")
     studio = FakeStudio(Settings(models=tmp_path / "m", outputs=tmp_path / "o", logs=logs, api_key="the-settings-key",
                                  allowed_origins=("https://bob:s3cr3t@host",)))
     studio.present = {"tiny": replace(INFO, notes=tuple(PLANTED))}
     studio.meter.ended({"finish": ["error"], "error": "x", "id": "gz-" + "A" * 43, "model": "https://bob:s3cr3t@host/path", "backend": None})
+    studio.meter.ended({"finish": ["error"], "error": "x", "id": "\udc00", "model": "\ud800", "draft": "\udc00"})        # costs no bundle
     made = zipfile.ZipFile(io.BytesIO(diagnostics.bundle(studio, Monitor(studio, tuple))))
     texts = {name: made.read(name).decode() for name in made.namelist()}
     whole = "\n".join(texts.values())

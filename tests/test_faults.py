@@ -18,7 +18,7 @@ BODIES = (ChatBody, CompletionBody, EmbeddingBody, GenerateBody, TokenizeBody, D
 
 def said(model, body):
     with pytest.raises(ValidationError) as caught:
-        model.model_validate(body)
+        model.model_validate(body, from_attributes=True)           # as FastAPI does
     return told([{**fault, "loc": ("body", *fault["loc"])} for fault in caught.value.errors()], model)
 
 
@@ -31,6 +31,8 @@ def content(*parts):
     (ChatBody, {"messages": "Hi"}, "messages", "messages must be a list, not 'Hi'."),
     (ChatBody, {"messages": ["Hi"]}, "messages.0", "messages.0 must be an object, not 'Hi'."),
     (ChatBody, {"messages": []}, "messages", "messages is empty."),
+    (ChatBody, {**HELLO, "response_format": "json"}, "response_format", "response_format must be an object, not 'json'."),
+    (ChatBody, {**HELLO, "stream_options": 3}, "stream_options", "stream_options must be an object, not 3."),
     (ChatBody, {**HELLO, "seed": 1.5}, "seed", "seed must be a whole number, not 1.5."),
     (ChatBody, {**HELLO, "stream": "yes"}, "stream", "stream must be true or false, not 'yes'."),
     (ChatBody, {**HELLO, "store": True}, "store", "store must be false, not true."),
@@ -59,6 +61,19 @@ def content(*parts):
 def test_a_fault_names_the_whole_path_and_what_must_stand_there(model, body, field, message):
     found = said(model, body)
     assert (found.field, found.message) == (field, message) and found.remedy
+
+
+def test_every_fault_is_said_in_our_words():
+    """Each field with a value of every kind: pydantic's own words begin or end like these."""
+    for model in BODIES:
+        for name in (field.alias or name for name, field in model.model_fields.items()):
+            for value in (None, True, 5, 1.5, "x", [], [1], ["x"], [{}], {}, {"x": []}, 10**40):
+                try:
+                    model.model_validate({name: value}, from_attributes=True)
+                except ValidationError as caught:
+                    for fault in caught.errors():
+                        message = told([{**fault, "loc": ("body", *fault["loc"])}], model).message
+                        assert not re.search("Input should|nable to|valid ", message), (model, name, value, message)
 
 
 def test_a_body_that_is_no_object_names_no_field():

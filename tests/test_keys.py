@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
-from backends.base import BadSetting, NameTaken
+from backends.base import BadSetting, InvalidRequest, NameTaken
 from gainz_ui.api import openai_routes
 from gainz_ui.api.security import PUBLIC, Guard
 from gainz_ui.server import build_app, furnish
@@ -47,6 +47,12 @@ def test_the_file_holds_no_key_and_is_this_users(file):
     assert read == made and read.limits.per_minute == 5
     with pytest.raises(NameTaken):
         file.add("ann")
+
+
+def test_a_name_that_no_log_can_hold_is_refused(file):
+    with pytest.raises(InvalidRequest, match="half of a surrogate pair"):
+        file.add("ann\udc00")
+    assert not file.read()
 
 
 def test_a_revoked_key_stops_at_once_and_its_name_is_free(file, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 import statistics
@@ -16,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from backends.base import Event, InvalidRequest, Request, Sampling, Timing, Usage
+from backends.base import DraftSpec, Event, InvalidRequest, Request, Sampling, Timing, Usage
 from gainz_ui import live
 from gainz_ui.services.tasks import Task
 from gainz_ui.api import metrics
@@ -102,6 +103,17 @@ def test_the_meter_hears_every_end(tmp_path):
     assert meter.errors() == {("tiny", "invalid_request"): 2, ("", "invalid_request"): 2, ("tiny", "internal_error"): 1,
                               ("", "internal_error"): 1}       # no series for a name that somebody made up
     assert "secret words" not in (tmp_path / "logs" / "requests.jsonl").read_text() + repr(meter.recent())
+
+
+def test_a_record_holds_no_half_of_a_character_and_no_name_without_end(tmp_path):
+    meter = Meter()
+    records = Records(tmp_path / "logs", tmp_path / "out", content=True, heard=meter.ended)
+    records.refused(Request("x", draft=DraftSpec("\udc00" * 1000), key="k\ud800"), "m\udc00", InvalidRequest("no", field="model"))
+    list(records.follow(Request("said \udc00"), INFO, iter((Event(text="\ud800", finish="stop"), Event(-1)))))
+    records.close()
+    refused, followed = map(json.loads, (tmp_path / "logs" / "requests.jsonl").read_text(encoding="utf-8").splitlines())
+    assert (refused["model"], refused["key"], len(refused["draft"])) == ("m\ufffd", "k\ufffd", 255) and followed["prompt"] == "said ?"
+    assert (meter.recent()[1].model, meter.recent()[1].key) == ("m\ufffd", "k\ufffd") and len(meter.recent()[1].draft) == 255
 
 
 def test_what_is_remembered_is_bounded():
@@ -242,6 +254,8 @@ def test_what_a_page_asks_for_again_is_small_and_nothing_where_nothing_changed()
         studio.meter.ended(facts(error="queue_full", finish=["error"]))
         parts = client.get("/page/monitor", params={"seen": board["mark"]}).json()["parts"]
         assert "queue_full" in parts["errors"] and "charts" not in parts
+        studio.meter.ended(facts(model="\udc00"))                                   # whatever a record holds
+        assert client.get("/page/monitor").status_code == 200
 
 
 def test_a_place_of_a_tab_is_asked_for_by_its_name_and_a_measured_machine_less_often():

@@ -112,6 +112,37 @@ def test_a_field_that_cannot_be_honoured_is_a_400_that_names_it(studio, client, 
     assert not studio.requests
 
 
+HALF = "\udc00"
+
+
+@pytest.mark.parametrize("path,body,field", [
+    ("/v1/chat/completions", {"model": HALF}, "model"), ("/v1/chat/completions", {"draft": {"name": HALF}}, "draft.name"),
+    ("/v1/chat/completions", {"stop": ["a", HALF]}, "stop.1"), ("/v1/chat/completions", {"user": HALF}, "user"),
+    ("/v1/chat/completions", {"messages": [{"role": HALF, "content": "x"}]}, "messages.0.role"),
+    ("/v1/chat/completions", {"tools": [{"type": "function", "function": {"name": HALF}}]}, "tools.0.function.name"),
+    ("/v1/chat/completions", {"metadata": {"a" + HALF: "x"}}, "metadata.a\ufffd"), ("/v1/chat/completions", {HALF: 1}, "\ufffd"),
+    ("/v1/chat/completions", {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": '{"a": "\\udc00"}'}}]}]},
+     "arguments.a"),
+    ("/v1/completions", {"prompt": "x", "model": HALF}, "model"), ("/v1/embeddings", {"input": ["x", HALF]}, "input.1"),
+    ("/generate", {"prompt": "x", "draft": HALF}, "draft"), ("/tokenize", {"prompt": HALF}, "prompt"),
+    ("/detokenize", {"tokens": [1], "model": HALF}, "model"), ("/tokenize", {"x" * 10**5: HALF}, "x" * 254 + "…")],
+    ids=lambda value: value[:20] if isinstance(value, str) and value.isascii() else "")
+def test_half_of_a_surrogate_pair_is_refused_wherever_it_stands(studio, client, path, body, field):
+    body = {"messages": HELLO, **body} if "chat" in path else body
+    answer = client.post(path, content=json.dumps(body), headers={"content-type": "application/json"})
+    error = answer.json()["error"]
+    assert answer.status_code == 400 and error["field"] == field and "half of a surrogate pair" in error["message"], answer.text
+    assert not studio.requests
+
+
+def test_a_message_without_content_is_refused(studio, client):
+    for given in (None, []):
+        answer = chat(client, messages=[{"role": "user", "content": given}])
+        assert answer.status_code == 400 and answer.json()["error"]["field"] == "messages"
+    called = {"role": "assistant", "content": [], "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}
+    assert chat(client, messages=[*HELLO, called]).status_code == 200
+
+
 @pytest.mark.parametrize("path,body,words", [
     ("/v1/chat/completions", {"messages": HELLO, "n_predict": 5}, "Unknown field 'n_predict'; max_tokens was probably meant."),
     ("/v1/chat/completions", {"messages": HELLO, "draft": {"name": "lookup", "len": 4}},
@@ -248,8 +279,18 @@ def test_models_are_listed_loaded_first(client):
 
 @pytest.mark.parametrize("path", openai_routes.POSTS)
 def test_get_for_post_says_how(client, path):
-    answer = client.get(path)
-    assert answer.status_code == 405 and answer.headers["allow"] == "POST" and "POST" in answer.json()["error"]["message"]
+    for method in ("GET", "OPTIONS"):
+        answer = client.request(method, path)
+        assert answer.status_code == 405 and answer.headers["allow"] == "POST" and "POST" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/health", "/metrics", "/v1/models", "/v1/models/tiny", "/openapi.json"])
+def test_head_is_answered_where_get_is_and_nothing_else(client, path):
+    head = client.head(path)
+    assert head.status_code == 200 and not head.content and head.headers["content-type"] == client.get(path).headers["content-type"]
+    for method in ("OPTIONS", "POST", "DELETE"):
+        answer = client.request(method, path)
+        assert answer.status_code == 405 and answer.headers["allow"] == "GET, HEAD" and "GET" in answer.json()["error"]["message"]
 
 
 def test_sv_03_models_answer_while_streams_run():

@@ -51,8 +51,8 @@ def defines_backend(file: str) -> bool:
 BACKENDS = tuple(file for file in TOP if defines_backend(file))
 BACKEND_MODULES = tuple(file.removesuffix(".py").replace("/", ".") for file in BACKENDS)
 ROOMS = (
-    Room("vocabulary", ("backends/base.py", "backends/errors.py"),
-         never=HEAVY + WEB + ("numpy",), ours=("backends.errors",)),
+    Room("vocabulary", ("backends/base.py", "backends/characters.py", "backends/errors.py"),
+         never=HEAVY + WEB + ("numpy",), ours=("backends.characters", "backends.errors")),
     Room("tabs and what draws them", tuple(f"gainz_ui/{name}.py" for name in (
         "tabs/*", "shell", "forms", "plots", "page", "widgets", "header", "html", "theme", "i18n", "early")),
         never=HEAVY + DEEP + BACKEND_MODULES),

@@ -16,10 +16,11 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from backends.base import Message, Vocab, read_json
+from backends.characters import check_characters
 from backends.engine.detokenize import Detokenizer, detokenizers
 from backends.engine.foreign_tokenizer import ForeignTokenizer
 from backends.engine.template import ChatTemplate
-from backends.errors import BrokenFile, InvalidRequest, LoadError, NoChatTemplate
+from backends.errors import BrokenFile, LoadError, NoChatTemplate
 
 MOST_IDS = 1 << 24               # a list by id is made of them
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -84,12 +85,7 @@ class TextCodec:
         return self._ids(self.chat_text(messages, continue_last=continue_last, **variables), False)
 
     def _ids(self, text: str, special: bool) -> list[int]:
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:      # a lone surrogate, as JSON can carry it
-            raise InvalidRequest("The text holds half of a surrogate pair, which is no character.", field="prompt",
-                                 position=error.start) from error
-        return self._tokenizer.encode(text, add_special_tokens=special).ids
+        return self._tokenizer.encode(check_characters("prompt", text), add_special_tokens=special).ids
 
     # --------------------------------------------------------------------------------------- to text
     def decode(self, ids: Iterable[int]) -> str:

@@ -102,8 +102,9 @@ async def _invalid(request: Request, error: Exception) -> JSONResponse:
 
 async def _http(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
-    if error.status_code == 400:        # the one 400 of the framework's own: a body that it could not read as JSON
-        return _no_json(_why_no_json(error.__cause__ or error.__context__))
+    if error.status_code == 400:        # the one 400 of the framework's own: a body that could not be read as JSON
+        reason = error.__cause__ or error.__context__
+        return respond(reason) if isinstance(reason, GainzError) else _no_json(_why_no_json(reason))
     code, message, remedy = _PLAIN.get(error.status_code, ("http_error", str(error.detail), "See this answer's status and headers."))
     return JSONResponse(body(code, message, remedy, status=error.status_code), error.status_code, headers=error.headers)
 

@@ -15,7 +15,8 @@ from gainz_ui.services.meant import meant
 
 Fault = Mapping[str, Any]
 WHAT = {"string_type": "a text", "int_type": "a whole number", "int_from_float": "a whole number", "float_type": "a number",
-        "bool_type": "true or false", "list_type": "a list", "dict_type": "an object", "model_type": "an object", "none_required": "null"}
+        "bool_type": "true or false", "list_type": "a list", "dict_type": "an object", "model_type": "an object",
+        "model_attributes_type": "an object", "none_required": "null"}
 KINDS = ((bool, "true or false"), (str, "a text"), (int | float, "a number"), (list, "a list"), (dict, "an object"))
 BOUNDS = {"too_short": ("min_length", "at least {} entries"), "too_long": ("max_length", "at most {} entries"),
           "string_too_short": ("min_length", "at least {} characters"), "string_too_long": ("max_length", "at most {} characters")}

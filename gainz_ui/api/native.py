@@ -20,7 +20,8 @@ from backends.base import ROLES, TEXT_TOKENS, DraftSpec, Event, InvalidRequest, 
 from gainz_ui import __version__
 from gainz_ui.api import described, limits, metrics
 from gainz_ui.api.bridge import Answer, watch_disconnect
-from gainz_ui.api.errors import body as error_shape, error_body
+from gainz_ui.api.errors import error_body
+from gainz_ui.api.route import Route, only
 from gainz_ui.api_values import biases
 from gainz_ui.services.gpu import GpuWatch
 from gainz_ui.services.startup import Startup
@@ -196,7 +197,7 @@ async def _whole(answer: Answer, first: list[Event], head: dict[str, Any]) -> JS
 # ---------------------------------------------------------------------------------------------- routes
 def router(studio: Studio, startup: Startup) -> APIRouter:
     """The three routes over one studio."""
-    routes, gpus = APIRouter(), GpuWatch()
+    routes, gpus = APIRouter(route_class=Route), GpuWatch()
 
     @routes.post("/generate", responses=described.GENERATE)
     async def generate(body: GenerateBody, http: HttpRequest):
@@ -217,21 +218,21 @@ def router(studio: Studio, startup: Startup) -> APIRouter:
         return StreamingResponse(_stream(answer, first, head), media_type="text/event-stream",
                                  headers={"cache-control": "no-store", "x-accel-buffering": "no"})
 
-    @routes.api_route("/generate", methods=["GET", "PUT", "PATCH", "DELETE"], include_in_schema=False)
-    async def generate_wrong_method():
-        return JSONResponse(error_shape("method_not_allowed", "/generate takes POST.", "curl -X POST … /generate -H 'Content-Type: "
-                                        "application/json' -d '{\"prompt\": \"Hello\", \"max_tokens\": 16}'", status=405), 405, {"allow": "POST"})
-
+    @routes.head("/health", include_in_schema=False)
     @routes.get("/health", responses=described.HEALTH)
     async def health():
         data = await asyncio.to_thread(describe_health, studio, startup)
         return JSONResponse(data, 200 if data["ready"] else 503, {"cache-control": "no-store"})
 
+    @routes.head("/metrics", include_in_schema=False)
     @routes.get("/metrics", responses=described.METRICS)
     async def read_metrics():
         text, kind = await asyncio.to_thread(lambda: metrics.render(studio, gpus.use()))
         return PlainTextResponse(text, media_type=kind)
 
+    only(routes, "/generate", "POST")
+    only(routes, "/health", "GET", "HEAD")
+    only(routes, "/metrics", "GET", "HEAD")
     return routes
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from backends.base import MAX_CHOICES, MAX_LOGPROBS, DraftSpec, InvalidRequest, Message, Request, Sampling
+from backends.characters import check_characters
 from gainz_ui.api import openai_tools as tools
 from gainz_ui.api.openai_schema import ChatBody, ChatMessage, CompletionBody, SamplingBody
 from gainz_ui.api_values import biases
@@ -79,7 +80,7 @@ def message(given: ChatMessage) -> Message:
     for name in ("tool_call_id", "reasoning_content"):
         if getattr(given, name) is not None:
             extra[name] = getattr(given, name)
-    if given.content is None and not given.tool_calls:
+    if given.content in (None, []) and not given.tool_calls:
         raise InvalidRequest("A message needs content.", field="messages", remedy='{"role": "user", "content": "Hello"}')
     content = given.content if isinstance(given.content, str) else "".join(part.text for part in given.content or ())
     return Message(given.role, content, given.name, tuple(extra.items()))
@@ -91,6 +92,7 @@ def _tool_call(call: dict[str, Any]) -> dict[str, Any]:
         arguments = json.loads(call["function"]["arguments"] or "{}")
     except (ValueError, RecursionError) as error:
         raise InvalidRequest("The arguments of a tool call are no JSON.", field="messages") from error
+    check_characters("arguments", arguments)
     return {**call, "function": {**call["function"], "arguments": arguments}}
 
 

@@ -24,6 +24,7 @@ from gainz_ui.api.bridge import Answer, aside, watch_disconnect
 from gainz_ui.api.errors import body as error_shape, error_body
 from gainz_ui.api.native import GAP_SECONDS, line
 from gainz_ui.api.openai_request import Ask
+from gainz_ui.api.route import METHODS, Route, only
 from gainz_ui.services.keys import label
 from gainz_ui.services.studio import Studio
 
@@ -34,7 +35,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 def router(studio: Studio) -> APIRouter:
-    routes = APIRouter(responses=FAILS)
+    routes = APIRouter(responses=FAILS, route_class=Route)
 
     @routes.post("/v1/chat/completions", responses=_streamed(schema.CompletionAnswer))
     async def chat_completions(body: schema.ChatBody, http: HttpRequest):
@@ -56,10 +57,12 @@ def router(studio: Studio) -> APIRouter:
     async def detokenize(body: schema.DetokenizeBody, http: HttpRequest):
         return await _detokenize(studio, body, http)
 
+    @routes.head("/v1/models", include_in_schema=False)
     @routes.get("/v1/models", responses={200: {"model": schema.ModelsAnswer}})
     async def models():
         return JSONResponse({"object": "list", "data": await asyncio.to_thread(list_models, studio)})
 
+    @routes.head("/v1/models/{name}", include_in_schema=False)
     @routes.get("/v1/models/{name}", responses={200: {"model": schema.ModelAnswer}})
     async def model(name: str):
         found = await asyncio.to_thread(list_models, studio)
@@ -70,9 +73,11 @@ def router(studio: Studio) -> APIRouter:
                             remedy=f"Models here: {', '.join(entry['id'] for entry in found) or 'none yet'}.")
 
     for path in POSTS:
-        routes.add_api_route(path, _only_post(path), methods=["GET", "PUT", "PATCH", "DELETE"], include_in_schema=False)
+        only(routes, path, "POST")
+    only(routes, "/v1/models", "GET", "HEAD")
+    only(routes, "/v1/models/{name}", "GET", "HEAD")
 
-    @routes.api_route("/v1/{rest:path}", methods=["GET", "POST", "PUT", "PATCH", "DELETE"], include_in_schema=False)
+    @routes.api_route("/v1/{rest:path}", methods=METHODS, include_in_schema=False)
     async def unknown(rest: str):
         return JSONResponse(error_shape("not_found", f"There is no /v1/{rest[:200]} here.", f"There are {', '.join(POSTS)} and /v1/models.",
                                         status=404), 404)
@@ -82,13 +87,6 @@ def router(studio: Studio) -> APIRouter:
 
 def _streamed(model: type) -> dict[int | str, dict[str, Any]]:
     return {200: {"model": model, "content": STREAM, "description": "The answer; with stream as server-sent events, [DONE] last"}}
-
-
-def _only_post(path: str) -> Callable[[], Any]:
-    async def refuse() -> JSONResponse:
-        return JSONResponse(error_shape("method_not_allowed", f"{path} takes POST.", f"curl -X POST … {path} -H 'Content-Type: application/json' "
-                                 "-d '{…}'; README.md has examples.", status=405), 405, {"allow": "POST"})
-    return refuse
 
 
 # ---------------------------------------------------------------------------------------------- models

@@ -8,6 +8,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from gainz_ui import __version__
+from gainz_ui.api.route import only
 
 NEVER = ("HTTPValidationError", "ValidationError")      # FastAPI's own shapes of a 422
 
@@ -18,6 +19,7 @@ def install(app: FastAPI) -> None:
             app.openapi_schema = _true(get_openapi(title="Gainz", version=__version__, routes=app.routes))
         return app.openapi_schema
     app.openapi = describe
+    only(app, "/openapi.json", "GET", "HEAD")
 
 
 def _true(made: dict[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from backends.base import TEXT_TOKENS, BrokenFile, DraftSpec, GainzError, InvalidRequest, Message, Request, Sampling
+from backends.characters import check_characters
 from gainz_ui.services.meant import meant
 
 LONGEST = 16 << 20                      # bytes of one line
@@ -120,7 +121,7 @@ def _named(asked: Any, model: str) -> None:
 
 def _object(raw: bytes) -> dict[str, Any]:
     try:
-        data = json.loads(raw.decode("utf-8"))
+        data = check_characters("", json.loads(raw.decode("utf-8")))
     except UnicodeDecodeError as error:
         raise InvalidRequest(f"byte {error.start} is no UTF-8.") from error
     except RecursionError as error:
@@ -177,7 +178,7 @@ def _prompt(data: Mapping[str, Any]) -> str | tuple:
     if len(given) != 1:
         raise InvalidRequest("it needs either prompt or messages.")
     if "messages" not in data or data["messages"] is None:
-        return tuple(given[0]) if isinstance(given[0], list) else _characters("prompt", given[0])
+        return tuple(given[0]) if isinstance(given[0], list) else given[0]
     if not isinstance(given[0], list) or not given[0]:
         raise InvalidRequest("messages is a list of {role, content}.")
     return tuple(map(_message, given[0]))
@@ -189,14 +190,7 @@ def _message(turn: Any) -> Message:
     _known(turn, {"role", "content", "name"})
     if not isinstance(turn.get("name"), str | None):
         raise InvalidRequest("the name in a message is a text.")
-    return Message(turn.get("role"), _characters("content", turn.get("content")), turn.get("name"))
-
-
-def _characters(name: str, text: Any) -> Any:
-    """``text``, unless it is one with half of a surrogate pair, as JSON can carry it."""
-    if isinstance(text, str) and any("\ud800" <= sign <= "\udfff" for sign in text):
-        raise InvalidRequest(f"{name} holds half of a surrogate pair, which is no character.")
-    return text
+    return Message(turn.get("role"), turn.get("content"), turn.get("name"))
 
 
 def _sampling(values: dict[str, Any]) -> Sampling:

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, quote_plus
 
+from backends.characters import printable
 from gainz_ui import __version__
 from gainz_ui.services import doctor
 from gainz_ui.services.monitor import Monitor
@@ -127,13 +128,18 @@ def bundle(studio: Any, monitor: Monitor, environment: Mapping[str, str] | None 
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as made:
         for name, value in values.items():
-            made.writestr(name, json.dumps(redactor.value(value), ensure_ascii=False, indent=1))
+            made.writestr(name, _bytes(json.dumps(redactor.value(value), ensure_ascii=False, indent=1)))
         for path in sorted(Path(settings.logs).glob("*")):
             if path.is_file() and path.suffix in (".log", ".jsonl"):
-                made.writestr(f"logs/{redactor.text(path.name)}", _log(path, redactor))
+                made.writestr(f"logs/{printable(redactor.text(path.name))}", _bytes(_log(path, redactor)))
         made.writestr("README.txt", "Made by Gainz for a report. Keys, tokens, passwords, home folders, prompts and answers were removed;\n"
                                     "still, look through it before you pass it on.\n")
     return out.getvalue()
+
+
+def _bytes(text: str) -> bytes:
+    """Half of a surrogate pair, as the name of a file can hold it, costs its sign and not the bundle."""
+    return text.encode("utf-8", "replace")
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from typing import Any
 from filelock import FileLock
 
 from backends.base import BadSetting, NameTaken
+from backends.characters import check_characters
 from gainz_ui.services.private import write_private
 
 log = logging.getLogger(__name__)
@@ -93,7 +94,7 @@ class KeyFile:
     def add(self, name: str, limits: KeyLimits = KeyLimits()) -> tuple[Key, str]:
         """The entry, and the key itself: the only time that it is seen. NameTaken."""
         secret = PREFIX + secrets.token_urlsafe(32)
-        made = Key(secrets.token_hex(4), name, digest(secret), _now(), limits)
+        made = Key(secrets.token_hex(4), check_characters("name", name), digest(secret), _now(), limits)
         with self._changing() as keys:
             if any(key.name == name and not key.revoked for key in keys):
                 raise NameTaken(f"There is a key named {name!r} already.", field="name", remedy="Choose another name, or revoke it first.")

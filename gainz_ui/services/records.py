@@ -20,9 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from backends.base import DiskFull, Event, GainzError, Message, ModelInfo, NameRefused, Request, Speculation
+from backends.characters import printable
 
 log = logging.getLogger(__name__)
 KEPT = 5                                # rotated files beside the current one
+SENT = 80                               # signs of a name that somebody sent and that is no model's
 _NAME = re.compile(r"[^\W_][\w.\- ]{0,119}\Z")      # letters of any script; no separator, no leading dot
 _RESERVED = {"con", "prn", "aux", "nul", *(f"{port}{n}" for port in ("com", "lpt") for n in range(1, 10))}   # Windows
 
@@ -73,6 +75,7 @@ class Records:
         self._tell({**_embed_head(model, key, texts), "finish": ["error"], "error": error.code})
 
     def _tell(self, facts: dict[str, Any], content: dict[str, Any] | None = None) -> None:
+        facts = {name: printable(value) if isinstance(value, str) else value for name, value in facts.items()}     # names that somebody sent
         self._heard(facts)
         self.line({**facts, **(content or {})})
 
@@ -93,7 +96,7 @@ class Records:
     def _open(self):
         if self._file is None:
             self.log.parent.mkdir(parents=True, exist_ok=True)
-            self._file = open(self.log, "a", encoding="utf-8")  # noqa: SIM115  stays open between lines
+            self._file = open(self.log, "a", encoding="utf-8", errors="replace")  # noqa: SIM115  stays open between lines
         return self._file
 
     def _turn(self) -> None:
@@ -215,17 +218,12 @@ def _embed_head(model: ModelInfo | str | None, key: str, texts: int) -> dict[str
 def _of(model: ModelInfo | str | None) -> dict[str, Any]:
     """Which model: one that is loaded, or the name that somebody asked for."""
     info = model if isinstance(model, ModelInfo) else None
-    return {"model": info.name if info else model and _short(model), "revision": info and info.revision, "backend": info and info.backend,
+    return {"model": info.name if info else model and printable(model, SENT), "revision": info and info.revision, "backend": info and info.backend,
             "context": info and info.context or None}
 
 
 def _now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S%z")
-
-
-def _short(name: str) -> str:
-    """A name that somebody sent and that is no model's."""
-    return name if len(name) <= 80 else name[:79] + "…"
 
 
 def _drafting(told: Speculation | None) -> dict[str, Any]:
