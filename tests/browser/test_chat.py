@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
+import pytest
 from playwright.sync_api import expect
 
 from tests.browser.steps import ANSWER, answered, ask, before, tab, wait_until
@@ -165,8 +166,10 @@ def test_a_page_that_is_reloaded_in_mid_answer_finds_it_again(stage, visit):
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
+@pytest.mark.slow
 def test_gr_08_a_page_that_was_away_for_a_minute_has_its_answer(stage, visit):
-    """A phone shows another program: its clock goes on, its connections are cut, the page is not loaded anew."""
+    """A phone shows another program: its clock goes on, its connections are cut, the page is not loaded anew. Fails now and then, and
+    rightly: the page comes back without the answer, or with half of it."""
     stage.studio.speed, stage.studio.tokens = 10.0, 400
     page = visit(stage.url, width=360, height=800)
     hide = """hidden => { Object.defineProperty(document, 'hidden', {get: () => hidden, configurable: true});
