@@ -142,11 +142,9 @@ static inline void mix_all(float* const* p, int64_t queries, int64_t offset, int
     });
 }
 
-// Values of a page, weighted; `next`: the page to ask for, or -1. Few queries read the page as it lies, many a widened copy: the same
-// numbers.
-template <class T> static inline void add_values(const Task& t, int64_t at, int64_t next, int64_t tokens, float* const* p,
-                                                 int64_t queries, int64_t offset,
-                                                 float* const* acc, float* page, float*, float*) {
+// A page's rows, weighted; `next`: the page to ask for, or -1. Few queries read the page as it lies, many a widened copy: the same numbers.
+template <class T> static inline void mix_page(const Task& t, int64_t at, int64_t next, int64_t tokens, float* const* p, int64_t queries,
+                                               int64_t offset, float* const* acc, float* page) {
     const int64_t width = t.kv.value_width, padded = t.value;
     const T* from = (const T*)t.kv.v + at * width;
     const T* following = next < 0 ? from : (const T*)t.kv.v + next * width;
@@ -163,13 +161,16 @@ template <class T> static inline void add_values(const Task& t, int64_t at, int6
     mix_all(p, queries, offset, padded, tokens, acc, [&](int64_t k, int64_t c) { return load(page + k * padded + c); });
 }
 
+// Values of a page, weighted
+template <class T> static inline void add_values(const Task& t, int64_t at, int64_t next, int64_t tokens, float* const* p,
+                                                 int64_t queries, int64_t offset,
+                                                 float* const* acc, float* page, float*, float*) {
+    mix_page<T>(t, at, next, tokens, p, queries, offset, acc, page);
+}
+
 // Σ p (code * scale + low) = Σ (p scale) code + Σ p low, the second for all columns at once (`add_lows`).
 template <> inline void add_values<uint8_t>(const Task& t, int64_t at, int64_t next, int64_t tokens, float* const* p, int64_t queries,
                                             int64_t offset, float* const* acc, float* page, float* weights, float* lows) {
-    const int64_t width = t.kv.value_width, padded = t.value;
-    const bool as_it_lies = queries <= 4 && width == padded;
-    if (!(as_it_lies && LINE_BY_LINE)) ask<uint8_t>(t.kv.v, width, next);
-    const uint8_t* from = (const uint8_t*)t.kv.v + at * width;
     float* scaled_p[MAX_QUERIES];
     for (int64_t i = 0; i < queries; i++) {
         scaled_p[i] = weights + i * 16;
@@ -180,13 +181,7 @@ template <> inline void add_values<uint8_t>(const Task& t, int64_t at, int64_t n
             store(lows + i * 16 + k, fma(w, load_n(t.kv.v_low + at + k, n), load(lows + i * 16 + k)));
         }
     }
-    const uint8_t* following = next < 0 ? from : (const uint8_t*)t.kv.v + next * width;
-    const auto direct = [&](int64_t k, int64_t c) { return load(from + k * width + c); };
-    const auto ahead = [&](int64_t k, int64_t c) { ask_line(following + k * width + c); };
-    if (as_it_lies && LINE_BY_LINE) return mix_all(scaled_p, queries, 0, padded, tokens, acc, direct, ahead);
-    if (as_it_lies) return mix_all(scaled_p, queries, 0, padded, tokens, acc, direct);
-    widen_rows(from, width, padded, tokens, page);
-    mix_all(scaled_p, queries, 0, padded, tokens, acc, [&](int64_t k, int64_t c) { return load(page + k * padded + c); });
+    mix_page<uint8_t>(t, at, next, tokens, scaled_p, queries, 0, acc, page);
 }
 
 static inline void add_lows(const Task& t, int64_t queries, float* const* acc, const float* lows) {
