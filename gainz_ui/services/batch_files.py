@@ -17,6 +17,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from backends.base import BrokenFile, DiskFull, InvalidRequest, NameTaken
+from gainz_ui.services.batch_tasks import unreadable
 
 FAILURES = ".failures.jsonl"
 
@@ -128,7 +129,7 @@ def _mend(path: Path) -> bytes:
         os.truncate(path, place)
         return data[:place]
     except OSError as error:
-        raise BrokenFile(f"{path} cannot be read.", reason=error.strerror, remedy="Name a file that is there and that you may read.") from error
+        raise unreadable(path, error) from error
 
 
 def _is_row(tail: bytes) -> bool:

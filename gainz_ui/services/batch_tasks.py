@@ -64,13 +64,17 @@ class Tasks:
         return self.tasks
 
 
+def unreadable(path: Path, error: OSError) -> BrokenFile:
+    return BrokenFile(f"{path} cannot be read.", reason=error.strerror, remedy="Name a file that is there and that you may read.")
+
+
 def read(path: Path, model: str = "") -> Tasks:
     """``model``: that of the batch."""
     try:
         with open(path, "rb") as file:
             return parse(file, model)
     except OSError as error:
-        raise BrokenFile(f"{path} cannot be read.", reason=error.strerror, remedy="Name a file that is there and that you may read.") from error
+        raise unreadable(path, error) from error
 
 
 def parse(lines: Iterable[bytes], model: str = "") -> Tasks:

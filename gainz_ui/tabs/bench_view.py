@@ -98,8 +98,17 @@ def table(words: str, report: Report) -> str:
         ("A", report["a"]["asked"]), ("B", report["b"]["asked"]), ("B / A", say("bench_paired"))))
     rows = [_row(words, report, label, key, unit, scale) for label, key, unit, scale in ROWS
             if any(report[arm].get(key) is not None for arm in "ab")]
-    return (f'<div class="gz-scroll" tabindex="0" role="region" aria-label="{html.escape(say("bench_figures"))}"><table class="gz-table gz-tight">'
-            f'<thead><tr><th></th>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>{_read(words, report)}')
+    return _framed(say("bench_figures"), "gz-table gz-tight", f"<th></th>{head}", "".join(rows)) + _read(words, report)
+
+
+def _framed(label: str, css: str, head: str, rows: str) -> str:
+    """A table that scrolls in its frame; ``head``, ``rows``: its HTML."""
+    return (f'<div class="gz-scroll" tabindex="0" role="region" aria-label="{html.escape(label)}"><table class="{css}">'
+            f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>")
+
+
+def _titled(title: str, css: str, head: str, rows: str) -> str:
+    return f'<h3 class="gz-h">{html.escape(title)}</h3>{_framed(title, css, head, rows)}'
 
 
 def _read(words: str, report: Report) -> str:
@@ -182,9 +191,7 @@ def candidates(words: str, reports: Sequence[Report]) -> str:
     head = "".join(f'<th scope="col">{html.escape(say(key))}</th>' for key in ("bench_candidate", "bench_verdict", "axis_speedup"))
     rows = "".join(f'<tr><th scope="row">{html.escape(report["b"]["asked"])}</th><td>{html.escape(tr(words, VERDICTS[report["verdict"]]))}</td>'
                    f"<td>{_ratio(report)}</td></tr>" for report in reports)
-    title = html.escape(say("bench_candidates"))
-    return (f'<h3 class="gz-h">{title}</h3><div class="gz-scroll" tabindex="0" role="region" aria-label="{title}"><table class="gz-table gz-tight">'
-            f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>")
+    return _titled(say("bench_candidates"), "gz-table gz-tight", head, rows)
 
 
 def levels(words: str, report: Report) -> str:
@@ -195,9 +202,7 @@ def levels(words: str, report: Report) -> str:
     head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in ("A", "B", "B / A", say("bench_verdict")))
     rows = "".join(f'<tr><th scope="row">{level["streams"]}</th>' + "".join(f"<td>{_served(words, level[arm])}</td>" for arm in "ab") +
                    f'<td>{_ratio(level)}</td><td>{html.escape(say(VERDICTS[level["verdict"]]))}</td></tr>' for level in report["levels"])
-    title = html.escape(say("plot_streams"))
-    return (f'<h3 class="gz-h">{title}</h3><div class="gz-scroll" tabindex="0" role="region" aria-label="{title}"><table class="gz-table">'
-            f'<thead><tr><th scope="col">{html.escape(say("axis_streams"))}</th>{head}</tr></thead><tbody>{rows}</tbody></table></div>')
+    return _titled(say("plot_streams"), "gz-table", f'<th scope="col">{html.escape(say("axis_streams"))}</th>{head}', rows)
 
 
 def _served(words: str, side: Mapping[str, Any]) -> str:
