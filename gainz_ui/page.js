@@ -160,8 +160,19 @@
   function fill(holder, html) {
     if (holder) { holder.innerHTML = html; holder.hidden = !html; }
   }
+  // A browser asks for a piece of script only once: a page that lacks one is loaded anew as soon as the server answers.
+  var lacking = false;
+  window.addEventListener('vite:preloadError', function () { lacking = true; });
+  function anew() {
+    var last = Number(sessionStorage.getItem('gainz-anew') || 0), now = Date.now();
+    lacking = false;
+    if (now - last < 60000) { return; }                              // it lacks it for another reason
+    sessionStorage.setItem('gainz-anew', now);
+    location.reload();
+  }
   function state(found) {
     head.lost = 0;
+    if (lacking) { anew(); return; }
     if (found) { fill(place('gz-state'), found.status); fill(place('gz-banner'), found.banner); head.gone = found.gone; head.version = found.version; }
     var known = document.querySelector('#gz-version input'), changed = place('gz-changed');     // what the page's widgets stand by
     if (known && changed && head.version !== null && +known.value !== head.version && Date.now() - head.told > 3000) {
@@ -199,12 +210,4 @@
     if (now >= watch.due) { fetched('page/monitor', watch, board, silent); }
   }
   setInterval(beat, 250);
-
-  // An answer goes on while nobody looks; a page that is looked at again after a while asks for what it missed.
-  var away = 0;
-  document.addEventListener('visibilitychange', function () {
-    if (document.hidden) { away = Date.now(); return; }
-    var button = document.querySelector('#gz-resume');
-    if (away && Date.now() - away > 15000 && button) { button.click(); }
-  });
 })();

@@ -9,13 +9,15 @@ from types import SimpleNamespace
 import gradio as gr
 import pytest
 
-from backends.base import Progress
+from backends.base import Event, Progress, Sampling
 from gainz_ui import api_names, header, html, shell
 from gainz_ui.early import EarlyScript
+from gainz_ui.services.answers import Answers
+from gainz_ui.services.chat import Chat
 from gainz_ui.services.jobs import Jobs
 from gainz_ui.services.tasks import Tasks
 from gainz_ui.settings import Settings
-from gainz_ui.tabs.chat_flow import Flow
+from gainz_ui.tabs.chat_flow import Asked, Flow
 from gainz_ui.tabs.snippets import Address, call_snippets, chat_snippets, snippets
 from tests.fakes.studio import FakeStudio
 
@@ -61,6 +63,24 @@ def test_a_page_that_had_no_chat_leaves_one_that_was_begun_meanwhile_alone():
     async def updates():
         return [update async for update in Flow(None, {}, None).come_back(None, None)]
     assert asyncio.run(updates()) == [gr.skip()]
+
+
+def test_an_ended_answer_waits_for_the_page_that_has_it():
+    """What was sent to a page that is being left is lost with it."""
+    chat, answers, names = Chat().say("user", "Why?"), Answers(), ("chat", "chatbot", "system", "stats", "notice", "send", "stop", "continue", "retry")
+    flow = Flow(SimpleNamespace(answers=answers), {name: name for name in names}, None)
+    said = Event(text="Because.", finish="stop")
+    answer = answers.begin(chat.id, lambda cancel: iter([said]), Asked(chat, None, Sampling(), 3))
+    while answer.running:
+        answer.wait(answer.version, 1.0)
+
+    def comes_back(kept: Chat) -> Chat:
+        async def last():
+            return [update async for update in flow.come_back(gr.Request(), kept.to_json())][-1]
+        return Chat.of(asyncio.run(last())["chat"])
+
+    assert [comes_back(chat).turns[-1].content for _ in range(2)] == ["Because."] * 2
+    assert comes_back(comes_back(chat)).turns[-1].content == "Because." and answers.get(chat.id) is None
 
 
 def test_tabs_are_found_in_their_order():

@@ -89,7 +89,6 @@ def _conversation(parts: dict[str, Any]) -> None:
             parts["markdown"] = gr.Button(T("export_markdown"), size="sm", elem_id="gz-export-md")
             parts["json"] = gr.Button(T("export_json"), size="sm", elem_id="gz-export-json")
         parts["stats"] = Html(visible=False, elem_id="gz-stats")
-        parts["resume"] = gr.Button("", visible="hidden", elem_id="gz-resume")
         parts["file"] = Html("", visible="hidden", elem_id="gz-file-chat")
 
 
@@ -146,7 +145,6 @@ def _wire_asking(page: Page, parts: dict[str, Any], flow: Flow, form: Form) -> N
     gr.on([parts["chatbot"].retry, parts["retry"].click], flow.again, [parts["chat"], *settings], **free)
     parts["continue"].click(flow.go_on, [parts["chat"], *settings], **free)
     parts["chatbot"].edit(flow.edit, [parts["chat"], *settings], **free)
-    parts["resume"].click(flow.come_back, parts["chat"], **free)
     page.on_load(flow.come_back, parts["chat"], outputs, concurrency_limit=None)
     parts["stop"].click(flow.stop, parts["chat"], None, queue=False, **PRIVATE)
 

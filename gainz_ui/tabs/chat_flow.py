@@ -154,8 +154,7 @@ class Flow:
         finally:
             answers.leave(asked.chat.id)
         if answers.get(asked.chat.id) is answer:            # else another question has taken its place
-            yield self._ended(words, asked, answer)
-            answers.drop(asked.chat.id)
+            yield self._ended(words, asked, answer)         # kept: whether a page has it shows only in the chat that it comes back with
 
     def _running(self, words: str, asked: Asked, answer: Answer) -> Update:
         view = answer.view()
@@ -198,6 +197,7 @@ class Flow:
                     else update
                 )
             return
+        self.page.answers.drop(chat.id)                     # a page has it
         yield self.shown(words, chat)
 
     def shown(self, words: str, chat: Chat) -> Update:

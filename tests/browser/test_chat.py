@@ -8,7 +8,10 @@ from dataclasses import replace
 import pytest
 from playwright.sync_api import expect
 
+from tests.browser.relay import Relay
 from tests.browser.steps import ANSWER, answered, ask, before, tab, wait_until
+
+KEPT = "() => (localStorage.getItem('gainz-chat') || '').length"            # enciphered; nothing takes 44 signs
 
 
 def test_a_chat_with_its_figures_its_code_its_files_and_its_place_in_the_history(stage, visit):
@@ -152,10 +155,9 @@ def test_a_long_chat_drops_its_oldest_turns_in_sight_or_refuses(stage, visit):
 def test_a_page_that_is_reloaded_in_mid_answer_finds_it_again(stage, visit):
     stage.studio.speed, stage.studio.tokens = 10.0, 400
     page = visit(stage.url, width=360, height=800)
-    kept = "() => (localStorage.getItem('gainz-chat') || '').length"        # enciphered; nothing takes 44 signs
     ask(page, "A long one")
     expect(page.locator(ANSWER).last).to_contain_text("kilometres")
-    wait_until(lambda: page.evaluate(kept) > 150)
+    wait_until(lambda: page.evaluate(KEPT) > 150)
     visit.leaving()
     page.reload(wait_until="domcontentloaded")
     expect(page.locator("#gz-stop")).to_be_visible()
@@ -166,28 +168,52 @@ def test_a_page_that_is_reloaded_in_mid_answer_finds_it_again(stage, visit):
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
-@pytest.mark.slow
-def test_gr_08_a_page_that_was_away_for_a_minute_has_its_answer(stage, visit):
-    """A phone shows another program: its clock goes on, its connections are cut, the page is not loaded anew. Fails now and then, and
-    rightly: the page comes back without the answer, or with half of it."""
+HIDE = """hidden => { Object.defineProperty(document, 'hidden', {get: () => hidden, configurable: true});
+                      document.dispatchEvent(new Event('visibilitychange')); }"""
+
+
+@pytest.fixture
+def relay(stage):
+    relay = Relay(stage.url)
+    yield relay
+    relay.close()
+
+
+def test_gr_08_a_page_that_was_away_has_its_answer(stage, visit, relay):
+    """A phone shows another program: its connections are cut, the page is not loaded by anybody. It loads itself as soon as the
+    server can be reached again."""
     stage.studio.speed, stage.studio.tokens = 10.0, 400
-    page = visit(stage.url, width=360, height=800)
-    hide = """hidden => { Object.defineProperty(document, 'hidden', {get: () => hidden, configurable: true});
-                          document.dispatchEvent(new Event('visibilitychange')); }"""
+    page = visit(relay.url, width=360, height=800)
     ask(page, "A long one")
     expect(page.locator(ANSWER).last).to_contain_text("kilometres")
-    visit.leaving("net::ERR_INTERNET_DISCONNECTED", "Failed to fetch", "network error")
-    page.evaluate(hide, True)
-    page.context.set_offline(True)
-    page.evaluate("() => { const now = Date.now; Date.now = () => now() + 60000; }")
+    wait_until(lambda: page.evaluate(KEPT) > 150)
+    visit.leaving("ERR_", "Failed to fetch", "network error")
+    page.evaluate(HIDE, True)
+    relay.cut()
     stage.studio.speed = 1000.0
     wait_until(lambda: stage.studio._running == 0)
-    page.context.set_offline(False)
-    page.evaluate(hide, False)
+    relay.mend()
+    page.evaluate(HIDE, False)
     answered(page)
     expect(page.locator(ANSWER).last).to_contain_text("Moon")
     assert len(stage.studio.requests) == 1 and page.locator(ANSWER).count() == 1
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_a_page_that_could_not_fetch_a_part_of_its_script_loads_itself_anew(stage, visit):
+    """What shows a programming language is fetched with the first answer in it, and a browser asks for a script only once."""
+    stage.studio.speed, stage.studio.tokens = 10.0, 400
+    page = visit(stage.url)
+    ask(page, "A long one")
+    expect(page.locator(ANSWER).last).to_contain_text("kilometres")
+    wait_until(lambda: page.evaluate(KEPT) > 150)
+    visit.leaving("ERR_", "Failed to fetch")
+    with page.expect_event("requestfailed", lambda request: "prism-python" in request.url):
+        page.route("**/prism-python*", lambda route: route.abort(), times=1)
+        stage.studio.speed = 1000.0
+    expect(page.locator(ANSWER).last).to_contain_text("Moon")
+    answered(page)
+    assert len(stage.studio.requests) == 1 and page.locator(ANSWER).count() == 1
 
 
 def test_an_answer_that_was_lost_offers_a_retry(stage, visit):
