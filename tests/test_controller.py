@@ -198,3 +198,24 @@ def test_acceptance_is_by_place_given_those_before():
         luck.saw(length, right)
     assert [round(rate, 2) for rate in luck.rates(3)] == [.75, .5, 1.0]
     assert luck.gain(2) == pytest.approx([0, .75, .75 + .375], abs=.01)
+
+
+def looks(world: World, passes: int, right: int = 0) -> int:
+    """Of so many passes, those before which something is looked up; what is found has ``right`` right ids, 0: nothing is found."""
+    course, count = world.controller.course(DraftSpec("lookup"), 50, HORIZON), 0
+    for number in range(passes):
+        order = course.order(50 + number, 9, 1)
+        if order is not None:
+            count += 1
+            world.controller.drafted([course], [type("D", (list,), {"source": "lookup 9+"})([0] * right)], world.spend(.005))
+        drafted = right if order is not None else 0
+        course.verified("lookup 9+", drafted, drafted, drafted + 1)
+        world.controller.passed([course], 1, 1 + drafted, 1 + drafted, world.spend(FLAT(1 + drafted)))
+    return count
+
+
+def test_what_is_never_found_is_looked_for_more_seldom_and_what_is_found_at_every_pass():
+    world = World(FLAT, 0.0)
+    looks(world, 4)                                         # what a plain pass costs is known
+    assert 64 <= looks(world, 256) <= 100
+    assert looks(World(FLAT, 0.0), 30, right=3) >= 26

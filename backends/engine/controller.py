@@ -16,6 +16,7 @@ Knows numbers: no decoder, no ids, and no clock but the one it is given.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from backends.base import DraftSpec, Speculation
@@ -32,6 +33,7 @@ SETTLE = 2                  # plain passes before anything is judged by them
 REFRESH = 32                # drafted passes after which a plain one is measured again
 KEPT = 8                    # passes for which a length that was found is not looked for again, where nothing was drafted meanwhile
 NAP = 6                     # passes for which a model that was declined is not asked: between two passes all code is slow
+PATIENT, SELDOM = 12, 4     # vain looks in a text after which it is looked up every second pass, then every third; never more seldom
 TRIAL = 2                   # ids of a draft that is made to see whether drafting pays by now
 READ = 0.5                  # of what may be lost, so much may be spent on reading: the rest is for drafts that come of it
 AT_ONCE = 512               # tokens that a drafter reads in one call
@@ -113,6 +115,21 @@ class Controller:
             self.reading = new if self.reading is None else self.reading * min(max(new / self.reading, 0.5), 2.0) ** 0.3
 
 
+NOTHING = (0, 0)                        # drafted and accepted in a pass without a draft
+
+
+@dataclass
+class Rests:
+    """Passes of one sequence without a draft that are not booked yet."""
+
+    passes: int = 0
+    tokens: int = 0
+    measured: int = 0                   # of the passes; the others shared theirs with a prompt
+    streams: int = 1
+    seconds: float = 0.0                # of the measured ones
+    vain: float = 0.0                   # that looking for a draft took
+
+
 class Course:
     """One sequence's: how long its next draft may be, what its drafts became, what it may still lose."""
 
@@ -121,6 +138,7 @@ class Course:
         self.looks, model = parts(spec.name)
         self.modelled = model is not None
         self._until = 0                                     # the pass before which the model is not asked
+        self._look = self._vain = 0                         # the pass before which nothing is looked up; vain looks in a row
         self.horizon = min(HORIZON, room)
         self.balance: float | None = None                   # seconds that may be lost
         self.counts = Counts()
@@ -134,8 +152,9 @@ class Course:
         self._others = 0.0                                  # tokens that the other sequences of a pass bring
         self._found: dict[str, tuple[tuple[int, ...], int]] = {}      # source → under which circumstances, the best length
         self._pending: tuple[int, int] | None = None        # drafted, accepted of a pass that is not yet measured
-        self._before = (0, 0)                               # the same of the last pass
+        self._before = NOTHING                              # the same of the last pass
         self._draft_seconds = 0.0
+        self._rests = Rests()
         self._can_read = 0
 
     # --------------------------------------------------------------------------------------- before a pass
@@ -148,16 +167,20 @@ class Course:
             return {"k": min(k, self.spec.length)}
         self._passes += 1
         self.controller.passes += 1
-        costs, asleep = self.controller.costs, self._passes < self._until
-        if costs.seen(streams) < SETTLE or self._plain >= REFRESH or asleep and not self.looks:
+        asleep = not self.modelled or self._passes < self._until
+        if self._plain >= REFRESH or asleep and (not self.looks or self._passes < self._look):
             return None
+        costs = self.controller.costs
+        if costs.seen(streams) < SETTLE:
+            return None
+        self._rested()
         self._k = min(k, LENGTHS[-1])
         self._company(streams)
         plain = costs.expected(streams)
         if self.balance is None:
             share = PROVEN if self.controller.gain(self.spec.name).proven else START
             self.balance = share * (self.horizon * plain + self.prompt * (self.controller.reading or 0.0))
-        if not self.modelled or asleep:
+        if asleep:
             return {"k": self._k, "limit": self.limit}
         each, spare = self._reading(plain), self.balance - self._worst(1, "model", 0)
         self._can_read = max(NEAR, int(READ * spare / each)) if each > 0 else text
@@ -240,16 +263,24 @@ class Course:
     def proposed(self, seconds: float) -> None:
         self._draft_seconds = seconds
         self.counts.draft_seconds += seconds
+        if self.looks:
+            self._vain += 1                                 # until a draft of this call is verified
+            self._look = self._passes + min(SELDOM, 1 + self._vain // PATIENT)
 
     def verified(self, source: str, length: int, right: int, made: int) -> None:
         """The pass brought ``made`` tokens; of ``length`` drafted ids the first ``right`` were right, and the next, unless the
         answer ended before it, was wrong."""
-        self._pending = length, right
-        self._before = length, right
-        self._plain = self._plain + 1 if length else 0
-        self.counts.add(source, length, right, made)
-        if not length:
+        if not length:                                      # by far the most passes of a text that does not pay: kept short
+            self._pending = self._before = NOTHING
+            self._plain = 0
+            self._rests.tokens += made
+            self._rests.passes += 1
             return
+        if right:
+            self._vain = self._look = 0
+        self._pending = self._before = length, right
+        self._plain += 1
+        self.counts.add(source, length, right, made)
         self.controller.version += 1
         tried = length if made > right else right           # an answer that ends inside a draft says nothing of the rest
         self._luck_of(source).saw(tried, right)
@@ -262,24 +293,34 @@ class Course:
         pending, self._pending = self._pending, None
         if pending is None:
             return
+        if pending is NOTHING:
+            self._rests.seconds += seconds
+            self._rests.vain += self._draft_seconds
+            self._rests.measured += 1
+            self._rests.streams = streams
+            return
+        self._rested()
         length, right = pending
-        if length:
-            self.counts.pace(streams, 1 + right, seconds + self._draft_seconds)
-        else:
-            self.counts.waited(seconds, self._draft_seconds)
+        self.counts.pace(streams, 1 + right, seconds + self._draft_seconds)
         if self.balance is None:
             return
         costs = self.controller.costs
         plain = costs.expected(streams)
-        if not length:
-            grown = self.balance + GROWTH * plain
-            self.balance = min(grown - self._draft_seconds, max(CAP * plain, grown))
-            return
         whole = costs.expected(rows) if costs.seen(rows) > WARM else seconds         # what setting kernels up takes is paid too
         extra = whole - costs.expected(rows - length) + self._draft_seconds
         self.controller.gain(self.spec.name).saw((right * plain - extra) / plain)
         grown = GROWTH * plain * (1 + right)
         self.balance = min(self.balance + grown + right * plain - extra, max(CAP * plain, self.balance + grown))
+
+    def _rested(self) -> None:
+        """Book the passes without a draft since the last time."""
+        rests = self._rests
+        if not rests.passes:
+            return
+        self._rests = Rests()
+        self.counts.rested(rests.passes, rests.tokens, rests.seconds, rests.vain)
+        if self.balance is not None and rests.measured:
+            self.balance += rests.measured * GROWTH * self.controller.costs.expected(rests.streams) - rests.vain
 
     def forgot(self) -> None:
         """The drafter has lost what it had read of this text."""
@@ -293,5 +334,6 @@ class Course:
         """Of this and the other choices of the same answer."""
         counts = Counts()
         for course in (self, *others):
+            course._rested()
             counts.merge(course.counts)
         return counts.report(self.spec, self.controller.costs, all(course.resting for course in (self, *others)))

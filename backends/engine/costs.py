@@ -5,6 +5,7 @@ Pure bookkeeping over numbers that others give: no clock, no decoder, no text. `
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Mapping
 
@@ -22,28 +23,32 @@ class PassCosts:
     and machines warmer for all rows alike."""
 
     def __init__(self) -> None:
-        self._value: dict[int, float] = {}
+        self._value: dict[int, float] = {}      # in units of ``_unit`` seconds
+        self._unit = 1.0
         self._seen: dict[int, int] = {}
         self._mean: dict[int, float] = {}
         self._rows: list[int] = []              # the known numbers of rows, rising
 
     def saw(self, rows: int, seconds: float) -> None:
-        mean = self._mean.get(rows, seconds)
-        self._mean[rows] = mean + (seconds - mean) * max(RECENT, 1 / (self.seen(rows) + 1))
-        seen = self._seen[rows] = self._seen.get(rows, 0) + 1
+        mean, seen = self._mean.get(rows, seconds), self._seen.get(rows, 0) + 1
+        self._mean[rows] = mean + (seconds - mean) * max(RECENT, 1 / seen)
+        self._seen[rows] = seen
         if seen <= WARM:
-            self._value[rows] = min(self._value.get(rows, seconds), seconds)
-            self._rows = sorted(self._value)
+            self._set(rows, min(self._value.get(rows, math.inf) * self._unit, seconds))
             return
-        ratio = min(max(seconds / self._value[rows], 1 / CLIP), CLIP)
-        for other in self._value:
-            self._value[other] *= ratio ** (FOLLOW if other == rows else DRAG)
+        ratio = min(max(seconds / (self._value[rows] * self._unit), 1 / CLIP), CLIP)
+        self._unit *= ratio ** DRAG
+        self._value[rows] *= ratio ** (FOLLOW - DRAG)
+
+    def _set(self, rows: int, seconds: float) -> None:
+        self._value[rows] = seconds / self._unit
+        self._rows = sorted(self._value)
 
     def learn(self, rows: int, seconds: float) -> None:
         """From outside, as good as several measurements; of no weight where there are as many already."""
         if self._seen.get(rows, 0) <= WARM:
-            self._value[rows], self._seen[rows] = seconds, WARM + 1
-            self._rows = sorted(self._value)
+            self._set(rows, seconds)
+            self._seen[rows] = WARM + 1
 
     def mean(self, rows: int) -> float | None:
         """Of the recent measurements, disturbed ones included: for what is told, not for what is decided. None: there is none."""
@@ -61,17 +66,18 @@ class PassCosts:
         return self._at(rows, min(self._value.values(), default=0.0))
 
     def _at(self, rows: int, slope: float) -> float | None:
+        """``slope``: of each row above the known ones, in units."""
         if not self._value:
             return None
         place = bisect_left(self._rows, rows)
         above = self._rows[place] if place < len(self._rows) else None
         if above == rows or place == 0:
-            return self._value[above]
+            return self._value[above] * self._unit
         below = self._rows[place - 1]
         if above is None:
-            return self._value[below] + (rows - below) * slope
+            return (self._value[below] + (rows - below) * slope) * self._unit
         share = (rows - below) / (above - below)
-        return self._value[below] * (1 - share) + self._value[above] * share
+        return (self._value[below] * (1 - share) + self._value[above] * share) * self._unit
 
     def _slope(self) -> float:
         if not self._rows:
@@ -82,7 +88,7 @@ class PassCosts:
         return max(0.0, self._value[high] - self._value[low]) / (high - low)
 
     def table(self) -> Mapping[int, float]:
-        return dict(sorted(self._value.items()))
+        return {rows: self._value[rows] * self._unit for rows in self._rows}
 
 
 class DraftCosts:

@@ -24,8 +24,6 @@ class Counts:
     def add(self, source: str, length: int, right: int, made: int) -> None:
         self.tokens += made
         self.lengths[length] += 1
-        if not length:
-            return
         reached = min(length, right + (made > right))       # an answer that ended inside the draft tells nothing of the rest
         self.tried.update(range(1, reached + 1))
         self.right.update(range(1, right + 1))
@@ -37,8 +35,10 @@ class Counts:
         self.paces[streams, "tokens"] += tokens
         self.paces[streams, "seconds"] += seconds
 
-    def waited(self, plain: float, draft: float) -> None:
-        """A measured pass without a draft, and what looking for one took."""
+    def rested(self, passes: int, tokens: int, plain: float, draft: float) -> None:
+        """Passes without a draft; the seconds of the measured ones, and what looking for drafts took."""
+        self.tokens += tokens
+        self.lengths[0] += passes
         self.plain_seconds += plain
         self.vain_seconds += draft
 
