@@ -15,15 +15,14 @@ static inline void relax() {}
 
 namespace gainz {
 namespace {
-constexpr uint64_t FIELD = (uint64_t(1) << 20) - 1;
+constexpr uint64_t FIELD = (uint64_t(1) << 20) - 1, ONE = uint64_t(1) << 20;
 constexpr auto SPIN = std::chrono::microseconds(60);
 constexpr int TURNS = 64;               // pauses between two looks at the clock
-inline uint64_t sequence(uint64_t c) { return c >> 40; }
-inline uint64_t chunks(uint64_t c) { return (c >> 20) & FIELD; }
-inline uint64_t next(uint64_t c) { return c & FIELD; }
+inline uint64_t next(uint64_t run) { return run >> 20 & FIELD; }
+inline uint64_t end(uint64_t run) { return run & FIELD; }
 }  // namespace
 
-Pool::Pool(int threads) {
+Pool::Pool(int threads) : runs_(static_cast<size_t>(threads)) {
     for (int i = 1; i < threads; i++) workers_.emplace_back([this, i] { work(i); });
 }
 
@@ -34,17 +33,26 @@ Pool::~Pool() {
     for (auto& worker : workers_) worker.join();
 }
 
-bool Pool::take(uint64_t& seen, int thread) {
-    uint64_t c = control_.load(std::memory_order_acquire);
-    seen = sequence(c);
-    while (next(c) < chunks(c)) {
-        if (control_.compare_exchange_weak(c, c + 1, std::memory_order_acq_rel, std::memory_order_acquire)) {
-            job_(data_, static_cast<int64_t>(next(c)), thread);     // cannot change before this chunk is done
+// The owner goes forward through memory, as a processor's own prefetching likes it; others come from the end.
+bool Pool::take_from(int owner, int thread) {
+    std::atomic<uint64_t>& left = runs_[static_cast<size_t>(owner)].left;
+    uint64_t run = left.load(std::memory_order_acquire);
+    while (next(run) < end(run)) {
+        const uint64_t chunk = owner == thread ? next(run) : end(run) - 1;
+        if (left.compare_exchange_weak(run, owner == thread ? run + ONE : run - 1, std::memory_order_acq_rel,
+                                       std::memory_order_acquire)) {
+            job_(data_, static_cast<int64_t>(chunk), thread);       // cannot change before this chunk is done
             done_.fetch_add(1, std::memory_order_release);
             return true;
         }
-        seen = sequence(c);
     }
+    return false;
+}
+
+bool Pool::take(int thread) {
+    const int all = threads();
+    for (int i = 0; i < all; i++)
+        if (take_from((thread + i) % all, thread)) return true;
     return false;
 }
 
@@ -52,13 +60,15 @@ void Pool::run(Job job, void* data, int64_t count) {
     job_ = job;
     data_ = data;
     done_.store(0, std::memory_order_relaxed);
-    uint64_t seen = sequence(control_.load(std::memory_order_relaxed));
-    control_.store(((seen + 1) & ((uint64_t(1) << 24) - 1)) << 40 | uint64_t(count) << 20);   // seq_cst, see sleep()
+    const uint64_t now = control_.load(std::memory_order_relaxed) + 1, all = static_cast<uint64_t>(threads());
+    for (uint64_t i = 0; i < all; i++)
+        runs_[i].left.store(now << 40 | (i * uint64_t(count) / all) << 20 | (i + 1) * uint64_t(count) / all, std::memory_order_release);
+    control_.store(now);                                            // seq_cst, see sleep()
     if (sleepers_.load() > 0) {
         { std::lock_guard<std::mutex> lock(mutex_); }
         wake_.notify_all();
     }
-    while (take(seen, 0)) {}
+    while (take(0)) {}
     for (int turn = 0; done_.load(std::memory_order_acquire) != uint64_t(count); turn++) {
         relax();
         if (turn > 4096) { std::this_thread::yield(); turn = 0; }   // somebody else has the worker's core: let it run
@@ -69,19 +79,19 @@ void Pool::sleep(uint64_t seen) {
     std::unique_lock<std::mutex> lock(mutex_);
     sleepers_.fetch_add(1);
     // Either run() sees this sleeper, or the test below sees run()'s new sequence: both are sequentially consistent.
-    wake_.wait(lock, [&] { return stop_.load() || sequence(control_.load()) != seen; });
+    wake_.wait(lock, [&] { return stop_.load() || control_.load() != seen; });
     sleepers_.fetch_sub(1);
 }
 
 void Pool::work(int thread) {
-    uint64_t seen = 0;
     auto last = std::chrono::steady_clock::now();
     while (!stop_.load(std::memory_order_relaxed)) {
+        const uint64_t seen = control_.load(std::memory_order_acquire);
         bool worked = false;
-        while (take(seen, thread)) worked = true;
+        while (take(thread)) worked = true;
         if (worked) last = std::chrono::steady_clock::now();
-        for (int i = 0; i < TURNS && sequence(control_.load(std::memory_order_relaxed)) == seen; i++) relax();
-        if (sequence(control_.load(std::memory_order_relaxed)) != seen) continue;
+        for (int i = 0; i < TURNS && control_.load(std::memory_order_relaxed) == seen; i++) relax();
+        if (control_.load(std::memory_order_relaxed) != seen) continue;
         if (std::chrono::steady_clock::now() - last > SPIN) {
             sleep(seen);
             last = std::chrono::steady_clock::now();

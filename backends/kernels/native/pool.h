@@ -1,4 +1,5 @@
-// One pool of threads: the caller works too, chunks are taken one by one, and whoever sleeps is not waited for.
+// One pool of threads: the caller works too, each has a run of neighbouring chunks, and whoever is through helps the others from
+// their ends. Who sleeps is not waited for.
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -15,14 +16,17 @@ public:
     explicit Pool(int threads);
     ~Pool();
     void run(Job job, void* data, int64_t chunks);      // returns when every chunk is done
-    int threads() const { return static_cast<int>(workers_.size()) + 1; }
+    int threads() const { return static_cast<int>(runs_.size()); }
 
 private:
     void work(int thread);
     void sleep(uint64_t seen);
-    bool take(uint64_t& seen, int thread);
-    // sequence (24 bits) | chunks (20) | next chunk (20): one word, so that a late thread can never take from a newer job
-    alignas(64) std::atomic<uint64_t> control_{0};
+    bool take(int thread);
+    bool take_from(int owner, int thread);
+    // sequence (24 bits) | next chunk (20) | end (20): one word, so that a late thread can never take from a newer job
+    struct alignas(64) Run { std::atomic<uint64_t> left{0}; };
+    std::vector<Run> runs_;
+    alignas(64) std::atomic<uint64_t> control_{0};      // the sequence: whoever sees it sees the runs of that job
     alignas(64) std::atomic<uint64_t> done_{0};
     alignas(64) Job job_ = nullptr;
     void* data_ = nullptr;
