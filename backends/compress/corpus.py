@@ -17,8 +17,8 @@ from backends.engine.noise import choice_seed
 from backends.engine.text import TextCodec
 
 MARK = "words-of-the-user-7f3a"         # stands for the user's words while the template is taken apart
-TEMPERATURES = (0.0, 0.7, 0.0, 1.0)     # of answers, in turn: half of them greedy, as people measure and as many serve
-ASK = Sampling(temperature=0.9)
+TEMPERATURES = (0.0, 0.7)               # of answers, in turn: greedy, as people measure and many serve, and what a chat uses
+ASK = Sampling(temperature=0.8)         # hotter, and a small model asks what nobody would
 QUESTION, ANSWER, OPENING = 64, 256, 24  # most tokens of a question, of an answer; tokens of text that a continuation starts from
 LONGEST_LOOP = 32                        # tokens of a phrase that, said three times in a row, ends an answer
 
