@@ -374,6 +374,7 @@ class ModelInfo:
     parameters: int | None = None
     context: int = 0                    # tokens this load has room for
     trained_context: int | None = None
+    hidden: int | None = None           # width of the residual stream
     vocab_size: int = 0
     vocab_fingerprint: str = ""
     eos_ids: tuple[int, ...] = ()
@@ -388,7 +389,7 @@ class ModelInfo:
     load_seconds: float | None = None
     revision: str | None = None
     lossless: bool = True               # same text alone, in a batch and drafted, promised by the kernels
-    capabilities: tuple[str, ...] = ()  # "batch", "prefix", "draft", "logprobs", "embeddings" …
+    capabilities: tuple[str, ...] = ()  # "batch", "prefix", "draft", "logprobs", "embeddings", "states", "reads states" …
     notes: tuple[str, ...] = ()
     options: tuple[tuple[str, Any], ...] = ()
 
@@ -495,7 +496,7 @@ class Draft(list):
 class DraftJob:
     """``k``: the most ids that are of use; ``limit``: for a source of drafts, how many of its ids are worth verifying (None:
     k of any); ``read``: the most tokens that a model should read before it drafts (None: all); of a longer text it reads the
-    end."""
+    end. ``kept``: what the target kept of its hidden states, where the drafter reads them."""
 
     tokens: Sequence[int]
     k: int
@@ -504,12 +505,15 @@ class DraftJob:
     sequence: int = 0                   # the same for all jobs of one sequence: by this a drafter keeps what it knows of it
     limit: Callable[[str], int] | None = None
     read: int | None = None
+    kept: Any = None
 
     def most(self, source: str) -> int:
         return self.k if self.limit is None else min(self.k, self.limit(source))
 
 
 class Drafter(Protocol):
+    reads_states: bool                  # the target has to keep its hidden states for it
+
     def propose(self, batch: Sequence[DraftJob]) -> list[list[int]]:
         """At most k ids of the target's vocabulary each, best as a `Draft`; [] is fine."""
         ...

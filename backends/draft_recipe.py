@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from backends.base import InvalidRequest
 from backends.recipe import check_field
 
 CHOICES = ("auto", "greedy", "block")
+TOKENS, STATES = "tokens", "states"
 HERE = ("device", "threads")            # where it runs: no part of what comes of it
 
 
@@ -22,6 +24,9 @@ class DraftOptions:
     head_ids: int = field(default=8192, metadata={"label": "Tokens that the draft may propose (0 = all)", "low": 0,
                                                   "high": 1 << 20})
     bits: int = field(default=4, metadata={"label": "Bits of the draft's layers", "choices": (4, 16)})
+    reads: str = field(default=TOKENS, metadata={
+        "label": "What the draft reads (states: also the verifier's last hidden state of the token before; it guesses better, and "
+                 "only for its parent and variants of it)", "choices": (TOKENS, STATES)})
     choose: str = field(default="auto", metadata={
         "label": "Choice of layers (greedy: by the rise in loss; block: in one pass)", "choices": CHOICES})
     tokens: int = field(default=0, metadata={"label": "Tokens that the model says to its draft (0 = by the minutes)", "low": 0,
@@ -39,10 +44,17 @@ class DraftOptions:
     def __post_init__(self) -> None:
         for item in fields(self):
             check_field(item.name, getattr(self, item.name), item.metadata, type(item.default))
+        if self.reads_states and not self.trained:
+            raise InvalidRequest("A draft learns to read states: without training it cannot.", field="reads", reads=self.reads,
+                                 remedy="Allow minutes or steps, or let the draft read tokens.")
 
     @property
     def trained(self) -> bool:
         return bool(self.minutes or self.steps)
+
+    @property
+    def reads_states(self) -> bool:
+        return self.reads == STATES
 
     def public(self) -> dict[str, Any]:
         """What decides the outcome, for a manifest."""

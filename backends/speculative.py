@@ -22,6 +22,7 @@ LOOKUP = "lookup"
 STACKED = LOOKUP + "+"
 
 REASONS: Mapping[str, str] = {
+    "needs_states": "It reads hidden states {width} wide of a fused decoder, which {target} does not give.",
     "target_remote": "{target} is answered by another server, which gives no logits to verify drafts with.",
     "target_sequential": "{target} runs one sequence at a time and cannot verify drafts.",
     "draft_remote": "It is answered by another server: each draft would be a request over the network.",
@@ -30,6 +31,7 @@ REASONS: Mapping[str, str] = {
     "no_room": "It is not loaded, and with {need} bytes for {free} free ones it does not fit beside the others.",
     "seen_when_loaded": "Whether it fits is seen when the model is loaded.",
     "same": "Same vocabulary.",
+    "states": "Same vocabulary; it reads this model's hidden states.",
     "itself": "The model itself: every draft is right, and costs as much as it saves.",
     "longer": "Same vocabulary up to id {id}; one of the two has more.",
     "text": "Another tokenizer (id {id} is {mine} here and {theirs} there): it drafts through text.",
@@ -78,6 +80,8 @@ def judge(target: ModelInfo, draft: ModelInfo, differ: Callable[[], Difference |
         return Pairing(draft.name, "", "draft_remote")
     if "draft" not in draft.capabilities:
         return Pairing(draft.name, "", "draft_sequential")
+    if "reads states" in draft.capabilities:
+        return _by_states(target, draft)
     if draft.name == target.name:
         return Pairing(draft.name, "tokens", "itself")
     first = None if draft.vocab_fingerprint == target.vocab_fingerprint else differ()
@@ -88,6 +92,13 @@ def judge(target: ModelInfo, draft: ModelInfo, differ: Callable[[], Difference |
     if first == UNCOMPARED:
         return Pairing(draft.name, "text", "text_somewhere")
     return Pairing(draft.name, "text", "text", {"id": first.id, "mine": repr(first.mine), "theirs": repr(first.theirs)})
+
+
+def _by_states(target: ModelInfo, draft: ModelInfo) -> Pairing:
+    """The parent and variants of it: their states are alike, and the tokens are the same."""
+    fits = "states" in target.capabilities and target.hidden == draft.hidden and target.vocab_fingerprint == draft.vocab_fingerprint
+    return Pairing(draft.name, "tokens", "states") if fits else Pairing(draft.name, "", "needs_states",
+                                                                       {"width": draft.hidden, "target": target.name})
 
 
 def refuses(target: ModelInfo) -> str | None:

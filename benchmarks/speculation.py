@@ -92,6 +92,8 @@ class Scripted:
             pass
         return draft
 
+    reads_states = False
+
     def forget(self, sequence: int) -> None: ...
 
     shed = close = lambda self, *_: False

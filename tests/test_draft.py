@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from backends.base import Cancel, Cancelled, DraftParent, InvalidRequest, Message, ModelDir, NotSupported, Sampling, Step
+from backends.base import Cancel, DraftParent, InvalidRequest, Message, ModelDir, NotSupported, Sampling, Step
 from backends.compress import corpus, prune, writer
 from backends.compress.corpus import Conversations, Passage, Prompt, continued, looping, windows
 from backends.compress.distill import Schedule, batch_at
@@ -29,6 +29,7 @@ from backends.registry import Registry, load_decoder, load_model
 from gainz_ui.commands import draft as command
 from gainz_ui.services.catalog import examine
 from gainz_ui.services.store import Store
+from tests.stopped import end_alike
 
 FIXTURE = Path(__file__).parent / "fixtures" / "llama-fp16"
 SIZE = dict(vocab_size=512, hidden_size=64, intermediate_size=96, num_hidden_layers=4, num_attention_heads=4,
@@ -205,35 +206,17 @@ def test_the_rate_rises_and_falls():
     assert Schedule(0, 60, 4, 1.0, 0).progress(12, 30) == 0.5
 
 
-def test_training_lowers_the_loss_and_more_guesses_are_right(made):
+def test_training_lowers_the_loss_and_brings_draft_and_teacher_together(made):
+    """Over whole distributions: which token is the first of all is luck with a teacher of random weights."""
     manifest = json.loads((made / "manifest.json").read_text())
     curve = manifest["taught"]["curve"]
-    assert curve[-1]["loss"] < 0.9 * curve[1]["loss"] and curve[-1]["agreement"] > curve[0]["agreement"]
+    assert curve[-1]["loss"] < 0.9 * curve[1]["loss"]
     assert curve[-1]["overlap"] > curve[0]["overlap"] and 0 < manifest["overlap"] < 1
     assert "--steps=40" in manifest["command"] and manifest["parent"]["name"] == "parent"
 
 
-def stopping(stage: str, done: float):
-    """A progress function that cancels there, and its flag."""
-    cancel = Cancel()
-
-    def watch(progress) -> None:
-        if progress.stage == stage and progress.done >= done:
-            cancel.set()
-    return watch, cancel
-
-
 def test_a_run_that_was_stopped_ends_as_one_that_was_not(models, made, tmp_path):
-    shutil.copytree(models / "parent", tmp_path / "parent", copy_function=shutil.copy2)
-    for stage, done in (("say", 0), ("listen", 3), ("train", 0.4), ("train", 0.8)):
-        watch, cancel = stopping(stage, done)
-        with pytest.raises(Cancelled):
-            command.make(Store(tmp_path), "parent", "draft", DraftOptions(**QUICK), None, False, watch, cancel)
-        assert Store(tmp_path).names() == ["parent"]
-    command.make(Store(tmp_path), "parent", "draft", DraftOptions(**QUICK), None, False, silent, Cancel())
-    assert (tmp_path / "draft" / "model.safetensors").read_bytes() == (made / "model.safetensors").read_bytes()
-    first, second = (json.loads((path / "draft" / "manifest.json").read_text()) for path in (models, tmp_path))
-    assert first["taught"]["curve"] == second["taught"]["curve"] and first["agreement"] == second["agreement"]
+    end_alike(models, tmp_path, made.name, DraftOptions(**QUICK))
 
 
 def test_the_time_of_stopped_runs_counts_up_to_their_last_part(tmp_path, monkeypatch):

@@ -35,7 +35,7 @@ def test_fitting_drafts_come_first_and_the_others_with_their_reasons():
 @pytest.mark.parametrize("language", ["en", "zh"])
 def test_every_reason_has_words(language):
     from backends.speculative import REASONS
-    values = {"target": "t", "need": 1, "free": 1, "id": 1, "mine": "a", "theirs": "b"}
+    values = {"target": "t", "need": 1, "free": 1, "id": 1, "mine": "a", "theirs": "b", "width": 64}
     for code in REASONS:
         assert show.why(language, Pairing("x", "", code, values))
 

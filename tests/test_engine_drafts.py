@@ -20,6 +20,8 @@ PROMPT = tuple(b"Once upon a time")
 class Scripted:
     """Proposes k tokens of which the first few are right: the script says how many of each."""
 
+    reads_states = False
+
     def __init__(self, truth, script):
         self.truth, self.script, self.asked = truth, list(script), []
 

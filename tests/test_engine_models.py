@@ -115,6 +115,8 @@ def test_prompt_logprobs_are_the_same_with_and_without_a_cache(engine, model):  
 @pytest.mark.parametrize("k", [1, 4, 8])
 def test_drafts_of_any_quality_leave_the_text_alone(engine, model, k):  # SP-05
     class Off:
+        reads_states = False
+
         """Wrong on purpose, or at random."""
         def __init__(self, rng):
             self.rng = rng
@@ -146,6 +148,8 @@ def test_the_cache_after_drafts_equals_a_fresh_one(engine, model):  # SP-06
     truth = [*prompt, *solo(engine, model, prompt, Sampling(max_tokens=24, ignore_eos=True))]
 
     class Scripted:
+        reads_states = False
+
         script = [0, 3, 4, 2, 0, 4]
 
         def propose(self, batch):

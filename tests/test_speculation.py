@@ -130,6 +130,8 @@ class Guess:
             return [token if self.rng.random() < .7 else self.rng.randrange(400) for token in ahead]
         return ahead if self.kind == "right" else [(token + 1) % 400 for token in ahead]
 
+    reads_states = False
+
     def forget(self, sequence) -> None: ...
 
     shed = close = lambda self, *_: False

@@ -220,10 +220,11 @@ def test_padding_of_a_recorded_pass_changes_nothing():
     and writes to no page that is not its own."""
     ops, spec = make(), spec_of()
     w, out = ops.pack(qweight(6 * 24, 32, 4, 32, zero=True)), ops.pack(qweight(32, 4 * 24, 4, 32, zero=True))
-    table = ops.pack_table(qweight(50, 32, 8, 32, zero=True))
+    table, join, ones = ops.pack_table(qweight(50, 32, 8, 32, zero=True)), ops.pack(torch.randn(32, 32)), torch.ones(32)
 
     def forward(batch, kv):
         x = ops.embed(table, batch.ids)
+        ops.matmul_add(ops.norm(batch.states, ones, 1e-5), join, x)
         ops.matmul_add(ops.attend(ops.matmul(x, w), spec, kv[0], batch), out, x)
         return x
 
@@ -232,7 +233,7 @@ def test_padding_of_a_recorded_pass_changes_nothing():
     graphs, kv, plain = Graphs(FakeRecorder(), 16, notes.append), [layer], [other]
     for step in range(4):
         batch = batch_of([(20 + step, 1), (9 + step, 1), (33 + step, 1)])
-        batch.ids = torch.randint(0, 50, batch.ids.shape)
+        batch.ids, batch.states = torch.randint(0, 50, batch.ids.shape), torch.randn(len(batch.ids), 32)
         batch.cos = batch.sin = torch.ones(1, len(batch.ids), 3)
         assert torch.equal(graphs.run(forward, batch, kv), forward(batch, plain))
         assert torch.equal(layer.k.nan_to_num(), other.k.nan_to_num()) and torch.equal(layer.v.nan_to_num(), other.v.nan_to_num())

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from backends.base import Cancel, Progress, ProgressFn
+from backends.compress.corpus import Window
 from backends.compress.lessons import Lessons
 from backends.compress.student import Student, capped, divergence
 from backends.compress.writer import Parts
@@ -27,11 +28,15 @@ WARM, FLOOR = 0.05, 0.05        # share of the way on which the rate rises; what
 LOOKS, LOOKED_AT = 8, 3         # how often acceptance is measured on the way, and on how many of the held-out windows
 KEEP_SECONDS = 120.0            # between two checkpoints
 ROWS = 256
+# What a guess behind a guess weighs beside the first one, where the draft reads states: only the first has the teacher's state, all
+# others the draft's own, which it has to learn to read as well. Half, since they are needed only where the first was right.
+CHAINED = 0.5
 
 
 @dataclass(frozen=True)
 class Point:
-    """One point of the loss curve. ``loss``: mean KL since the last point; the others on held-out windows."""
+    """One point of the loss curve. ``loss``: mean since the last point of what is made small, nats; the others on held-out
+    windows."""
 
     step: int
     tokens: int
@@ -113,11 +118,20 @@ class Training:
         self._sum, self._count = self._sum + float(loss.detach()), self._count + 1
 
     def _loss(self, numbers: Sequence[int]) -> Tensor:
-        windows = [self.lessons.windows[number] for number in numbers]
+        """Mean KL at the places; of a student that reads states, also that of a pass on its own ones, weighted by `CHAINED`."""
+        windows, before = [self.lessons.windows[number] for number in numbers], self.lessons.before(numbers)
         target = torch.cat([self.lessons.states(number) for number in numbers]).to(self.student.device)
-        hidden = self.student.hidden(torch.tensor([window.tokens for window in windows], device=self.student.device))
+        ids = torch.tensor([window.tokens for window in windows], device=self.student.device)
+        hidden = self.student.hidden(ids, before)
+        self.tokens += len(target)
+        loss = self._distance(hidden, windows, target)
+        if before is None:
+            return loss
+        return loss + CHAINED * self._distance(self.student.chained(ids, hidden), windows, target)
+
+    def _distance(self, hidden: Tensor, windows: Sequence[Window], target: Tensor) -> Tensor:
+        """hidden [B, T, H] against target [n, H], which has the places of all windows one after another."""
         rows = torch.cat([hidden[row, window.places] for row, window in enumerate(windows)])
-        self.tokens += len(rows)
         return divergence(rows, target, self.head, self.student.cap)
 
     # ---- looking and keeping
@@ -173,12 +187,13 @@ class Judge:
         self.ids = None if head_ids is None else torch.tensor(head_ids, device=student.device)
 
     @torch.no_grad()
-    def acceptance(self, report: Callable[[int], Any] = lambda number: None) -> tuple[float, float]:
+    def acceptance(self, report: Callable[[int], Any] = lambda number: None, chained: bool = False) -> tuple[float, float]:
         """(share of places where both find the same token most probable, mean of sum min(p, q)): what speculation takes at
-        temperature 0, and the most that any rule can take at 1."""
+        temperature 0, and the most that any rule can take at 1. ``chained``: of guesses behind a guess, for which a student that
+        reads states has only its own."""
         same, shared, count = 0.0, 0.0, 0
         for number, window in enumerate(self.windows):
-            hidden = self.student.hidden(torch.tensor([window.tokens], device=self.student.device))[0, window.places]
+            hidden = self._hidden(number, chained)[0, window.places]
             target = self.lessons.states(number).to(self.student.device)
             for mine, theirs in zip(hidden.split(ROWS), target.split(ROWS)):
                 p = capped((theirs.to(self.whole.dtype) @ self.whole.T).float(), self.student.cap).softmax(-1)
@@ -188,6 +203,11 @@ class Judge:
                 count += len(p)
             report(number)
         return same / max(count, 1), shared / max(count, 1)
+
+    def _hidden(self, number: int, chained: bool) -> Tensor:
+        ids = torch.tensor([self.windows[number].tokens], device=self.student.device)
+        found = self.student.hidden(ids, self.lessons.before([number]))
+        return self.student.chained(ids, found) if chained else found
 
     def _draft(self, rows: Tensor) -> Tensor:
         """The draft's probabilities, 0 outside its ids."""

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from backends.base import Cancel
+from backends.compress.join import JOIN, join_stream
 from backends.compress.layers import METHODS, quantize_layer
 from backends.compress.origin import Origin
 from backends.compress.pack import gptq_v1
@@ -73,16 +74,20 @@ def write_whole(folder: Path, parts: Parts, origin: Origin, source: WeightSource
 
 
 def write_layers(folder: Path, parts: Parts, origin: Origin, source: WeightSource, head_ids: Sequence[int] | None,
-                 options: DraftOptions, windows: Sequence[Sequence[int]], device: torch.device, precision: str,
-                 cancel: Cancel) -> dict[str, Tensor]:
+                 options: DraftOptions, windows: Sequence[Sequence[int]], states: Sequence[Tensor], device: torch.device,
+                 precision: str, cancel: Cancel) -> dict[str, Tensor]:
     """The layers and norms alone, for a draft that borrows the rest. Returns the values that the files hold, as the student
-    names them. ``windows``: calibration of the rounding."""
+    names them. ``windows``: calibration of the rounding; ``states``: the teacher's at all their places, one [T, H] a window, for a
+    draft that reads states (its ``source`` has J)."""
     skeleton = Skeleton(source, device)
     skeleton.fill()
     recipe = _recipe(skeleton)
     stream = Stream(skeleton, windows, precision, cancel)
     stream.begin()
-    dense, names = {}, []
+    join = {JOIN: _half(source.tensor(JOIN))} if options.reads_states else {}
+    if join:
+        join_stream(stream, join[JOIN], states)
+    dense, names = dict(join), []
     for index in range(len(skeleton.layers)):
         tensors, values = _rounded(stream, index, recipe) if options.bits == 4 else _floats(stream, index)
         parts.save(f"layer-{index:05d}", tensors, {})
@@ -92,13 +97,13 @@ def write_layers(folder: Path, parts: Parts, origin: Origin, source: WeightSourc
     lent = {f"{EMBEDDINGS}.weight", f"{HEAD}.weight"}
     outside = {name: _half(value) for name, value in skeleton.model.state_dict().items()
                if name not in lent and not name.startswith(skeleton.prefix + ".")}
-    parts.save("outside", outside, {})
+    parts.save("outside", outside | join, {})
     merge([parts.path(name) for name in ("outside", *names)], folder)
     quantization = quantization_config(recipe, True, [], []) if options.bits == 4 else {}
     config = model_config({"architectures": [type(skeleton.model).__name__], **source.config}, quantization, skeleton.tied)
     if not quantization:
         del config["quantization_config"]
-    config["gainz_draft"] = _lent(origin, head_ids)
+    config["gainz_draft"] = _lent(origin, head_ids) | ({"reads": options.reads} if options.reads_states else {})
     write_json(folder / "config.json", config)
     if head_ids is not None:
         (folder / HEAD_IDS).write_text(json.dumps(list(head_ids), separators=(",", ":")), encoding="utf-8")

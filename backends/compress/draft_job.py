@@ -39,6 +39,7 @@ SAY, LISTEN, TRAIN = 0.18, 0.17, 0.6    # shares of the minutes (it reads as fas
 JUDGED = (4, 128)                       # windows and their tokens by which layers are chosen
 TEXT_SHARE = {True: 0.1, False: 0.3}    # of what a draft learns from: plain text, for models with and without a chat template
 LENGTH = ("minutes", "steps")           # options that decide only where it ends
+ROUNDED_BY = 32                         # windows that calibrate the rounding, at most
 HELD = (2, 16)                          # windows held out: at least, at most
 
 
@@ -74,6 +75,8 @@ class _Job:
         if options.trained and options.window > self.trained:
             raise InvalidRequest(f"This model was trained for {self.trained} tokens: a window cannot be longer.", field="window",
                                  window=options.window)
+        if options.reads_states and (reason := draft_files.must_be_whole(origin.source.config)):
+            raise InvalidRequest(f"A draft of this model can read tokens only: {reason}.", field="reads", reads=options.reads)
         began = time.monotonic()
         clear(folder)
         self.parts = Parts(folder, self._key(), began)
@@ -108,8 +111,8 @@ class _Job:
         self.progress(Progress("prune", 1, 1, draft_files.sentence(choice)))
         passages = self._passages()
         lessons, held, head_ids = self._lessons(passages)
-        student = Student(self.pruned(choice), self.device, self.precision)
         options = self.options
+        student = Student(self.pruned(choice), self.device, self.precision, options.reads_states)
         schedule = Schedule(options.steps, 60 * TRAIN * options.minutes, options.batch, options.rate, options.seed)
         training = Training(student, lessons, held, head_ids, schedule, self.parts, self.progress, self.cancel)
         curve = training.run()
@@ -127,13 +130,17 @@ class _Job:
             return {"format": "safetensors float16", "bits": 16.0, "agreement": before[0], "overlap": before[1],
                     "notes": [f"Written as a whole model: {whole}."]}
         self.progress(Progress("round", note=f"{self.options.bits} bits"))
+        sample, states = range(min(ROUNDED_BY, len(lessons.windows))), self.options.reads_states
         dense = draft_files.write_layers(self.folder, self.parts, self.origin, trained, head_ids, self.options,
-                                         [lessons.windows[number].tokens for number in range(min(32, len(lessons.windows)))],
+                                         [lessons.windows[number].tokens for number in sample],
+                                         [lessons.rows(number) for number in sample] if states else [],
                                          self.device, self.precision, self.cancel)
         student.set({**student.values(), **dense})
-        after = Judge(student, held, head_ids).acceptance()
+        judge = Judge(student, held, head_ids)
+        after = judge.acceptance()
         return {"format": f"draft, {self.options.bits} bits", "bits": float(self.options.bits), "agreement": after[0],
-                "overlap": after[1], "before_rounding": {"agreement": before[0], "overlap": before[1]}}
+                "overlap": after[1], "before_rounding": {"agreement": before[0], "overlap": before[1]},
+                **({"second": judge.acceptance(chained=True)[0]} if states else {})}
 
     # ---- what the model says
     def _passages(self) -> list[Passage]:
@@ -191,7 +198,8 @@ class _Job:
     def _lessons(self, passages: Sequence[Passage]) -> tuple[Lessons, Lessons, list[int] | None]:
         cut = windows(passages, self.options.window)
         held = min(HELD[1], max(HELD[0], len(cut) // 20))
-        lessons, judged = Lessons(self.parts, "states", cut[:-held]), Lessons(self.parts, "held", cut[-held:])
+        lessons, judged = (Lessons(self.parts, part, some, self.options.reads_states)
+                           for part, some in (("states", cut[:-held]), ("held", cut[-held:])))
         if not lessons.windows or not judged.windows:
             raise NotSupported("The model said too little to learn from.", windows=len(cut), remedy="Allow more minutes or tokens.")
         if not self.parts.has("listened"):

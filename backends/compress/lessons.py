@@ -17,6 +17,7 @@ from torch import Tensor
 
 from backends.base import Cancel
 from backends.compress.corpus import Passage, Window
+from backends.compress.join import shifted
 from backends.compress.writer import Parts
 from backends.errors import OutOfMemory
 
@@ -42,10 +43,12 @@ def load_passages(parts: Parts, name: str) -> list[Passage]:
 class Lessons:
     """Windows, and for each the teacher's last hidden states (as its head reads them) at `Window.places`: bfloat16 [n, H].
 
-    ``part``: what its parts are called. `read` fills what is missing; `states` can be asked afterwards."""
+    ``part``: what its parts are called. ``everywhere``: the states of all places are kept, for a student that reads them.
+    `read` fills what is missing; the others can be asked afterwards."""
 
-    def __init__(self, parts: Parts, part: str, windows: Sequence[Window]) -> None:
+    def __init__(self, parts: Parts, part: str, windows: Sequence[Window], everywhere: bool = False) -> None:
         self.parts, self.part, self.windows = parts, part, [window for window in windows if window.places]
+        self.everywhere = everywhere
         self._files: dict[int, Any] = {}
 
     def read(self, teacher: Any, report: Callable[[int, int], None], cancel: Cancel, seconds: float = math.inf) -> None:
@@ -61,13 +64,30 @@ class Lessons:
                 began, found = time.monotonic(), {}
                 for number in range(start, min(start + WINDOWS, whole)):
                     cancel.raise_if_set("The job")
-                    found[f"window.{number}"] = _hidden(teacher, self.windows[number])
+                    hidden = _hidden(teacher, self.windows[number])
+                    found[f"window.{number}"] = hidden if self.everywhere else hidden[self.windows[number].places]
                     report(number, whole)
                 self.parts.save(name, found, {"seconds": time.monotonic() - began})
             spent += self.parts.facts(name)["seconds"]
         report(len(self.windows), whole)
 
     def states(self, number: int) -> Tensor:
+        """bfloat16 [n, H], at the window's places."""
+        found = self._kept(number)
+        return found[self.windows[number].places] if self.everywhere else found
+
+    def rows(self, number: int) -> Tensor:
+        """bfloat16 [T, H], at every place of the window; only where they are kept."""
+        if not self.everywhere:
+            raise RuntimeError(f"lessons {self.part!r} keep only the states that are learned")
+        return self._kept(number)
+
+    def before(self, numbers: Sequence[int]) -> Tensor | None:
+        """What a student that reads states is given beside the tokens of these windows: float32 [B, T, H], at every place the
+        state of the one before it. None where only tokens are read."""
+        return shifted(torch.stack([self.rows(number) for number in numbers]).float()) if self.everywhere else None
+
+    def _kept(self, number: int) -> Tensor:
         start = number // WINDOWS * WINDOWS
         if start not in self._files:
             self._files[start] = safe_open(str(self.parts.path(self._name(start))), framework="pt")
@@ -78,7 +98,7 @@ class Lessons:
 
 
 def _hidden(teacher: Any, window: Window) -> Tensor:
-    """What the teacher's head reads at the window's places."""
+    """What the teacher's head reads, bfloat16 [T, H]."""
     slot, found = teacher.open(window.tokens, reuse=False), []
     try:
         if not teacher.reserve(slot, len(window.tokens)):
@@ -87,4 +107,4 @@ def _hidden(teacher: Any, window: Window) -> Tensor:
             found.append(teacher.states(slot, window.tokens[at:at + CHUNK]))
     finally:
         teacher.release(slot)
-    return torch.cat(found)[window.places].to(torch.bfloat16).cpu()
+    return torch.cat(found).to(torch.bfloat16).cpu()

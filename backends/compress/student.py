@@ -1,7 +1,8 @@
 """The draft while it learns: a transformers module of few layers whose embeddings and head are its teacher's and stay as they are.
 
-Only layers and final norms are trained, in float32; products run in bfloat16 where that is faster. Knows modules and the
-distance to the teacher over the draft's ids; nothing of data, schedules or files.
+Only layers and final norms are trained, in float32; products run in bfloat16 where that is faster. One that reads states learns
+J, too, and leaves the final norm as it is: whoever runs it norms the teacher's states with it. Knows modules and the distance to
+the teacher over the draft's ids; nothing of data, schedules or files.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import log_softmax
 
 from backends.base import NotSupported
+from backends.compress.join import JOIN, joined, shifted
 from backends.compress.skeleton import Skeleton, matrix_of
 from backends.engine.weights import WeightSource
 
@@ -22,10 +24,10 @@ ROWS = 512              # rows whose logits are in memory at once
 
 
 class Student:
-    """``source``: the pruned model. ``trained``: name → parameter. Raises NotSupported where the output head is more than a
-    matrix and a softcap."""
+    """``source``: the pruned model. ``trained``: name → parameter. ``join``: J of a student that reads states, float32 [H, H],
+    zeros at first; else None. Raises NotSupported where the output head is more than a matrix and a softcap."""
 
-    def __init__(self, source: WeightSource, device: torch.device, precision: str) -> None:
+    def __init__(self, source: WeightSource, device: torch.device, precision: str, reads_states: bool = False) -> None:
         self.skeleton, self.device, self.precision = Skeleton(source, device), device, precision
         self.skeleton.fill()
         for index in range(len(self.skeleton.layers)):
@@ -35,7 +37,11 @@ class Student:
         outside = self.skeleton.path(head) + "." if head is not None else "\0"
         self.trained: dict[str, nn.Parameter] = {
             name: parameter for name, parameter in self.model.named_parameters()
-            if name.startswith(inside) or parameter.ndim == 1 and not name.startswith(outside)}
+            if name.startswith(inside) or parameter.ndim == 1 and not name.startswith(outside) and not reads_states}
+        width = self.model.get_input_embeddings().weight.shape[1]
+        self.join = nn.Parameter(torch.zeros(width, width, device=device)) if reads_states else None
+        if self.join is not None:
+            self.trained[JOIN] = self.join
         for parameter in self.trained.values():
             parameter.requires_grad_(True)
         self.cap = getattr(self.skeleton.config.get_text_config(decoder=True), "final_logit_softcapping", None)
@@ -44,10 +50,17 @@ class Student:
     def autocast(self):
         return nullcontext() if self.precision == "float32" else torch.autocast(self.device.type, torch.bfloat16)
 
-    def hidden(self, windows: Tensor) -> Tensor:
-        """float32 [B, T, H], as the head reads them, of ids [B, T]."""
-        with self.autocast():
+    def hidden(self, windows: Tensor, before: Tensor | None = None) -> Tensor:
+        """float32 [B, T, H], as the head reads them, of ids [B, T]. ``before``: float [B, T, H], at every place the state of the
+        one before it, for a student that reads states; None: as if all were 0."""
+        given = None if before is None else before.to(self.device, torch.float32)
+        with self.autocast(), joined(self.skeleton.layers[0], self.join, given):
             return self.model.base_model(input_ids=windows, use_cache=False).last_hidden_state.float()
+
+    def chained(self, windows: Tensor, hidden: Tensor) -> Tensor:
+        """`hidden` on the student's own states of an earlier pass, [B, T, H], as for a guess behind a guess. No slope goes back
+        into that pass (Zhang et al. 2024, "HASS")."""
+        return self.hidden(windows, shifted(hidden.detach()))
 
     def head(self, ids: Sequence[int] | None = None) -> Tensor:
         """Rows of the head in the type of the products, [n, H]; None: all of them."""

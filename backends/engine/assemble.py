@@ -120,7 +120,10 @@ def _paged(built: archs.Arch, source: Watched, ops: Ops, vocab: Vocab, options: 
     decoder = PagedDecoder(built, PagedKV(built.layers, room.pages, kv_type, ops.device), vocab, room.context,
                            device=ops.device, prefixes=options.prefix_cache)
     independent = getattr(built, "row_independent", ops.row_independent)
-    capabilities = ("batch", "draft", "embeddings", "logprobs") + (("prefix",) if options.prefix_cache else ())
+    capabilities = ("batch", "draft", "embeddings", "logprobs", *(("prefix",) if options.prefix_cache else ()),
+                    *(("states",) if path == "fused" else ()))
+    if getattr(built, "reads_states", False):
+        capabilities = ("draft", "reads states")
     return _Made(decoder, ops, path, built.weights_bytes(), getattr(built, "parameters", source.parameters), trained,
                  kv_type, bytes_per_token(built.layers, kv_type), independent is None, capabilities, (*notes, *room.notes))
 
@@ -194,7 +197,7 @@ def _info(model: ModelDir, config: Mapping[str, Any], options: LocalOptions, mad
     return ModelInfo(
         model.name, "", "", architecture, made.path, made.kernels, str(made.ops.device),
         str(made.ops.dtype).removeprefix("torch."), made.weights_bytes * 8 / made.parameters if made.parameters else None,
-        made.parameters or None, made.decoder.context, made.trained, vocab.size, vocab.fingerprint,
+        made.parameters or None, made.decoder.context, made.trained, getattr(getattr(made.decoder, "arch", None), "hidden", None), vocab.size, vocab.fingerprint,
         tuple(sorted(vocab.eos_ids)),
         getattr(text, "template", None) is not None, made.kv_type, made.kv_bytes, options.streams, torch.get_num_threads(),
         made.weights_bytes, revision=model.manifest.get("revision"), lossless=made.lossless, capabilities=made.capabilities,

@@ -142,6 +142,8 @@ class _Writing:
 class RetokenizingDrafter:
     """``target``: the codec whose ids are proposed; ``size``: its real ids."""
 
+    reads_states = False
+
     def __init__(self, decoder: Decoder, text: TextCodec, target: TextCodec, size: int) -> None:
         self.places = Places(decoder)
         self.mine, self.theirs = Pieces(text, decoder.vocab.size).index(), Pieces(target, size)

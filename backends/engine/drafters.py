@@ -14,6 +14,7 @@ import numpy as np
 
 from backends.base import Decoder, Draft, Drafter, DraftJob, Sampling, Slot, Step
 from backends.engine import sampler
+from backends.engine.kept import Kept
 
 CATCH_UP = 512                          # tokens a drafter computes at once when it has fallen behind
 MODEL = "model"
@@ -36,6 +37,8 @@ class Places:
     ``narrow``: rows are of ``columns`` only, rising ids, where the decoder's head has no others (None: it has all). ``growing``:
     what was a text's own stays so, and is not compared again. ``scan``: the decoder's own `sampler.Scan`."""
 
+    reads_states = False                # of the verifier
+
     def __init__(self, decoder: Decoder, *, narrow: bool = False, growing: bool = False) -> None:
         self.decoder, self._growing = decoder, growing
         self.columns: np.ndarray | None = getattr(decoder, "columns", None) if narrow else None
@@ -43,10 +46,11 @@ class Places:
         self._narrow = {} if self.columns is None else {"narrow": True}
         self._known: dict[int, _Place] = {}
 
-    def catch_up(self, sequence: int, ids: Sequence[int], read: int | None, ahead: int) -> list[int]:
+    def catch_up(self, sequence: int, ids: Sequence[int], read: int | None, ahead: int, kept: Kept | None = None) -> list[int]:
         """The ids to feed first, or [] while the slot is still far behind, or where there is no room.
 
-        ``read``: the most ids to read before; of a longer text only the end is read. ``ahead``: ids that are to follow."""
+        ``read``: the most ids to read before; of a longer text only the end is read. ``ahead``: ids that are to follow.
+        ``kept``: of the verifier, for who reads it."""
         place = self._known.get(sequence)
         if place is None or not self._near(place, ids, read, ahead):
             place = self._fresh(sequence, ids, read, ahead)
@@ -145,9 +149,9 @@ class ModelDrafter:
 
     ``known``: ids below it mean the same to both; a draft ends before any other."""
 
-    def __init__(self, decoder: Decoder, known: int | None = None) -> None:
-        self.places = Places(decoder, narrow=True, growing=True)
-        self.known = known
+    def __init__(self, decoder: Decoder, known: int | None = None, places: Places | None = None) -> None:
+        self.places = Places(decoder, narrow=True, growing=True) if places is None else places
+        self.reads_states, self.known = self.places.reads_states, known
         self._checked: dict[int, int] = {}          # sequence → so many of its ids are known; -1: some are not
 
     def propose(self, batch: Sequence[DraftJob]) -> list[Draft]:
@@ -172,7 +176,7 @@ class ModelDrafter:
         the draft does not know."""
         if not most or not self._knows(job):
             return []
-        return self.places.catch_up(job.sequence, job.tokens, job.read, most)
+        return self.places.catch_up(job.sequence, job.tokens, job.read, most, job.kept)
 
     def _knows(self, job: DraftJob) -> bool:
         if self.known is None:
@@ -208,7 +212,7 @@ class FirstOf:
     """The first drafter's proposal, and the second's for those sequences for which the first has none."""
 
     def __init__(self, first: Drafter, second: Drafter) -> None:
-        self.first, self.second = first, second
+        self.first, self.second, self.reads_states = first, second, second.reads_states
 
     def propose(self, batch: Sequence[DraftJob]) -> list[list[int]]:
         drafts = self.first.propose(batch)

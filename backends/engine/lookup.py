@@ -68,6 +68,8 @@ def kind(length: int) -> str:
 class LookupDrafter:
     """Proposes what followed the last few tokens where they stood before."""
 
+    reads_states = False
+
     def __init__(self) -> None:
         self._known: dict[int, TokenIndex] = {}
 

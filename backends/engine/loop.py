@@ -22,6 +22,7 @@ from backends.engine.lane import Lane
 from backends.engine.lookup import LookupDrafter
 from backends.engine.scheduler import Limits
 from backends.engine.sequence import Answer, Sequence
+from backends.engine.state_places import StatePlaces
 from backends.engine.vocabularies import first_difference
 from backends.engine.waiting import full
 
@@ -107,6 +108,9 @@ class Engine:
         cancel.on_set(self.wake)
 
     def _answer(self, lane: Lane, request: Request, cancel: Cancel, sink: Callable[[Event], None]) -> Answer:
+        if "reads states" in lane.model.info.capabilities:
+            raise NotSupported("This draft reads the hidden states of the model it was made from, and says nothing by itself.",
+                               field="model", remedy="Ask that model, with this draft.")
         vocab, sampling = lane.decoder.vocab, request.sampling
         prompt = intake.prompt_ids(request, lane.text, vocab)
         limit = intake.check(sampling, prompt, vocab, lane.decoder.context)
@@ -161,7 +165,8 @@ class Engine:
         if pairing.how == "text":
             drafter = RetokenizingDrafter(draft.decoder, draft.text, lane.text, lane.decoder.vocab.size)
         else:
-            drafter = ModelDrafter(draft.decoder, pairing.known)
+            reads = "reads states" in draft.model.info.capabilities
+            drafter = ModelDrafter(draft.decoder, pairing.known, StatePlaces(draft.decoder) if reads else None)
         return FirstOf(LookupDrafter(), drafter) if lookup else drafter
 
     def _drafters_of(self, lane: Lane) -> dict[str, Drafter]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from backends.base import ContextTooLong, Step, Vocab
 from backends.engine.arch import Arch
 from backends.engine.batches import Batches
 from backends.engine.blocks import PagePool
+from backends.engine.kept import Kept
 from backends.engine.kv import PAGE, PagedKV
 from backends.engine.transfer import fetch
 from backends.kernels import Batch
@@ -28,6 +29,7 @@ class PagedSlot:
     tokens: list[int] = field(default_factory=list)
     pages: array = field(default_factory=lambda: array("i"))
     published: int = 0
+    kept: Kept | None = None            # where a draft reads this sequence's states
 
     @property
     def length(self) -> int:
@@ -74,6 +76,8 @@ class PagedDecoder:
         keep = -(-length // PAGE)
         if length < slot.length:
             del slot.tokens[length:]
+            if slot.kept is not None:
+                slot.kept.cut(length)
         if keep < len(slot.pages):
             self.pool.drop(slot.pages[keep:])
             del slot.pages[keep:]
@@ -81,7 +85,7 @@ class PagedDecoder:
 
     def release(self, slot: PagedSlot) -> None:
         self.pool.drop(slot.pages)
-        slot.tokens, slot.pages, slot.published = [], array("i"), 0
+        slot.tokens, slot.pages, slot.published, slot.kept = [], array("i"), 0, None
 
     def close(self) -> None:
         self.pool.clear()
@@ -115,9 +119,32 @@ class PagedDecoder:
             self._make_writable(step.slot, len(step.tokens))
         hidden = self.arch.forward(batch := self._batch(steps), self.kv.layers)
         logits = fetch(head(_of(hidden, batch.wanted))[:, :width]) if len(batch.wanted) else hidden[:0]
+        self._keep(steps, hidden)
         self._settle(steps, batch)
         return list(logits.split([step.want for step in steps])) if len(batch.wanted) else [
             torch.empty(0, width) for _ in steps]
+
+    @torch.inference_mode()
+    def follow(self, steps: Sequence[Step], states: Tensor) -> tuple[list[Tensor], Tensor]:
+        """`extend` of a draft that reads ``states``, [rows of all steps, H]: its verifier's residual stream, or its own, at the
+        token before each. Returns logits of ``columns`` for each step, and its own stream of the wanted rows, [wanted, H]."""
+        for step in steps:
+            self._make_writable(step.slot, len(step.tokens))
+        batch = replace(self._batch(steps), states=states.to(self.device, torch.float32).contiguous())
+        rows = _of(self.arch.forward(batch, self.kv.layers), batch.wanted).clone()
+        logits = fetch(self.arch.narrow(rows)[:, :self.vocab.size]) if len(rows) else rows
+        self._settle(steps, batch)
+        return list(logits.split([step.want for step in steps])), rows
+
+    def _keep(self, steps: Sequence[Step], hidden: Tensor) -> None:
+        """The rows of sequences whose states a draft reads; the next pass writes over ``hidden``."""
+        if all(step.slot.kept is None for step in steps):
+            return
+        row = 0
+        for step in steps:
+            if step.slot.kept is not None:
+                step.slot.kept.add(hidden[row:row + len(step.tokens)].clone())
+            row += len(step.tokens)
 
     @torch.inference_mode()
     def states(self, slot: PagedSlot, tokens: Sequence[int]) -> Tensor:

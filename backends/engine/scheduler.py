@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from backends.base import Decoder, DraftJob, Drafter, GainzError, Step
 from backends.engine.controller import Controller
+from backends.engine.kept import Kept
 from backends.engine.process import typed
 from backends.engine.sequence import Sequence
 from backends.errors import OutOfMemory
@@ -81,6 +82,8 @@ class Scheduler:
                 self.decoder.release(slot)
                 sequence.slot, self._full = None, True
                 return
+            if sequence.drafter is not None and sequence.drafter.reads_states:
+                slot.kept = Kept(slot.length)
             self.waiting.remove(sequence)
             self.running.append(sequence)
             answer = sequence.answer
@@ -117,7 +120,9 @@ class Scheduler:
                 continue
             order = sequence.course.order(len(sequence.tokens), room, len(decoding))
             if order is not None:
-                job = DraftJob(sequence.tokens, sampling=sequence.sampling, seed=sequence.seed, sequence=sequence.number, **order)
+                kept = sequence.slot.kept if sequence.drafter.reads_states else None
+                job = DraftJob(sequence.tokens, sampling=sequence.sampling, seed=sequence.seed, sequence=sequence.number, kept=kept,
+                               **order)
                 jobs.setdefault(sequence.drafter, []).append((sequence, job))
                 spare -= job.k
         for drafter, group in jobs.items():

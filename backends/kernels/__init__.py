@@ -153,6 +153,7 @@ class Batch:
     slots      int64 [R]            page * page_size + offset where the row's K and V go
     wanted     int64 [W]            rows whose logits are asked for
     cos, sin   float32 [T, R, rot/2] rotation tables for these rows, one for each rope kind T; rot = rotated width
+    states     float32 [R, H]       for a draft that reads them: its verifier's residual stream at the token before; else None
     """
 
     ids: Tensor
@@ -164,6 +165,7 @@ class Batch:
     wanted: Tensor
     cos: Tensor
     sin: Tensor
+    states: Tensor | None = None
 
 
 @dataclass

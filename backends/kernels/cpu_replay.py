@@ -34,6 +34,7 @@ class Recording:
 
     program: array
     ids_at: tuple[int, ...]
+    states_at: tuple[int, ...]          # of the batch's states
     result: Tensor
     batch: Batch
     keep: list[object] = field(default_factory=list)
@@ -68,19 +69,21 @@ class Replay:
         return known is not None and known.trusted
 
     def _record(self, forward: Forward, batch: Batch, kv: Sequence[KVLayer]) -> Tensor:
-        ids = batch.ids.data_ptr()
+        ids, states = batch.ids.data_ptr(), 0 if batch.states is None else batch.states.data_ptr()
         with self._ops.recording() as lines:
             result = forward(batch, kv)
         program = array("q")
-        ids_at = []
+        ids_at, states_at = [], []
         for line in lines:
             if line[0] == abi.EMBED and line[2] == ids:
                 ids_at.append(len(program) + 2)
+            if line[0] == abi.NORM and line[1] == states:
+                states_at.append(len(program) + 1)
             program.extend((*line, *(0,) * (abi.WORDS - len(line))))
         own = self._ops.addresses()
         streams = {line[at] for line in lines for at in STREAMS[line[0]]} | {result.data_ptr()}
-        whole = bool(ids_at) and streams <= own
-        self._known[batch.ids.shape[0]] = Recording(program, tuple(ids_at), result, batch,
+        whole = bool(ids_at) and streams - {states} <= own
+        self._known[batch.ids.shape[0]] = Recording(program, tuple(ids_at), tuple(states_at), result, batch,
                                                     self._ops.workspace()) if whole else None
         return result
 
@@ -100,5 +103,7 @@ class Replay:
         self._ops.bind(batch)
         for at in known.ids_at:
             known.program[at] = ids.data_ptr()
+        for at in known.states_at:
+            known.program[at] = batch.states.data_ptr()
         self._ops.run(known.program)
         return known.result

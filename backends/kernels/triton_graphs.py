@@ -81,7 +81,8 @@ class Buffers:
         tables, _, half = like.cos.shape
         self.batch = Batch(new("ids", rows), new("positions", rows), new("starts", sequences + 1), new("lengths", sequences),
                            new("pages", sequences, bucket.pages), new("slots", rows), new("wanted", 0),
-                           new("cos", tables, rows, half), new("sin", tables, rows, half))
+                           new("cos", tables, rows, half), new("sin", tables, rows, half),
+                           None if like.states is None else new("states", rows, like.states.shape[1]))
         self._shape = (0, 0)
 
     def fill(self, batch: Batch) -> None:
@@ -93,6 +94,8 @@ class Buffers:
         own.ids[:rows], own.positions[:rows], own.slots[:rows] = batch.ids, batch.positions, batch.slots
         own.starts[:sequences + 1], own.lengths[:sequences] = batch.starts, batch.lengths
         own.pages[:sequences, :batch.pages.shape[1]] = batch.pages
+        if batch.states is not None:
+            own.states[:rows] = batch.states
         if batch.cos.numel():
             own.cos[:, :rows], own.sin[:, :rows] = batch.cos, batch.sin
 

@@ -62,6 +62,9 @@ class FusedDecoder:
         rows = plan.vocab if self._ids is None else len(self._ids)
         whole = plan.tied and self._ids is None
         self._head = self._table if whole else ops.pack(*read.matrix("lm_head", rows, plan.hidden))
+        # A draft may read its verifier's states; then this matrix leads them into its own stream.
+        joins = "gainz_join.weight" in source.names()
+        self._join = ops.pack(*read.matrix("gainz_join", plan.hidden, plan.hidden, bias=False)) if joins else None
         progress(Progress("read", plan.layers, plan.layers))
 
     def rotation(self, positions: Tensor, last: int, run: bool = False) -> tuple[Tensor, Tensor]:
@@ -83,10 +86,16 @@ class FusedDecoder:
     def _pass(self, batch: Batch, kv: Sequence[KVLayer]) -> Tensor:
         """Ops and nothing else, so that a target may record it."""
         x = self.ops.embed(self._table, batch.ids, self.plan.embed_scale)
+        if self._join is not None:
+            self.ops.matmul_add(self.ops.norm(batch.states, self._norm, self.plan.eps), self._join, x)
         for block, pages in zip(self._blocks, kv):
             self._attention(block, pages, batch, x)
             self._mlp(block, x)
         return x
+
+    @property
+    def reads_states(self) -> bool:
+        return self._join is not None
 
     @property
     def columns(self) -> Tensor | None:
@@ -111,6 +120,7 @@ class FusedDecoder:
 
     def weights_bytes(self) -> int:
         linears = [w for b in self._blocks for w in (*b.qkv, b.out, *b.gate_up, b.down)] + [self._table]
+        linears += [self._join] if self._join is not None else []
         return sum(w.nbytes for w in linears) + (0 if self._head is self._table else self._head.nbytes)
 
     def pass_bytes(self) -> int:
