@@ -113,6 +113,8 @@ class _Job:
         lessons, held, head_ids = self._lessons(passages)
         options = self.options
         student = Student(self.pruned(choice), self.device, self.precision, options.reads_states)
+        if options.reads_states:
+            student.level(lessons.rows(0))
         schedule = Schedule(options.steps, 60 * TRAIN * options.minutes, options.batch, options.rate, options.seed)
         training = Training(student, lessons, held, head_ids, schedule, self.parts, self.progress, self.cancel)
         curve = training.run()

@@ -25,7 +25,7 @@ ROWS = 512              # rows whose logits are in memory at once
 
 class Student:
     """``source``: the pruned model. ``trained``: name → parameter. ``join``: J of a student that reads states, float32 [H, H],
-    zeros at first; else None. Raises NotSupported where the output head is more than a matrix and a softcap."""
+    zeros at first, for states whose numbers have been levelled; else None. Raises NotSupported where the output head is more than a matrix and a softcap."""
 
     def __init__(self, source: WeightSource, device: torch.device, precision: str, reads_states: bool = False) -> None:
         self.skeleton, self.device, self.precision = Skeleton(source, device), device, precision
@@ -40,6 +40,7 @@ class Student:
             if name.startswith(inside) or parameter.ndim == 1 and not name.startswith(outside) and not reads_states}
         width = self.model.get_input_embeddings().weight.shape[1]
         self.join = nn.Parameter(torch.zeros(width, width, device=device)) if reads_states else None
+        self.sizes = torch.ones(width, device=device)       # of the numbers of a state, as `join` meets them
         if self.join is not None:
             self.trained[JOIN] = self.join
         for parameter in self.trained.values():
@@ -53,9 +54,17 @@ class Student:
     def hidden(self, windows: Tensor, before: Tensor | None = None) -> Tensor:
         """float32 [B, T, H], as the head reads them, of ids [B, T]. ``before``: float [B, T, H], at every place the state of the
         one before it, for a student that reads states; None: as if all were 0."""
-        given = None if before is None else before.to(self.device, torch.float32)
+        given = None if before is None else before.to(self.device, torch.float32) * self.sizes
         with self.autocast(), joined(self.skeleton.layers[0], self.join, given):
             return self.model.base_model(input_ids=windows, use_cache=False).last_hidden_state.float()
+
+    @torch.no_grad()
+    def level(self, states: Tensor) -> None:
+        """From here on J meets every number of a state at the size of the embeddings', by powers of two, so that nothing is rounded:
+        J learns at the pace of the layers then, and a few large numbers do not drown the token. ``states``: some, [n, H]."""
+        theirs = states.to(self.device, torch.float32).square().mean(0).sqrt()
+        own = self.model.get_input_embeddings().weight.float().square().mean().sqrt()
+        self.sizes = torch.exp2(torch.log2(own / theirs.clamp_min(1e-6)).round())
 
     def chained(self, windows: Tensor, hidden: Tensor) -> Tensor:
         """`hidden` on the student's own states of an earlier pass, [B, T, H], as for a guess behind a guess. No slope goes back
@@ -69,12 +78,14 @@ class Student:
         return rows.to(torch.float32 if self.precision == "float32" else torch.bfloat16).contiguous()
 
     def values(self) -> dict[str, Tensor]:
-        return {name: parameter.detach() for name, parameter in self.trained.items()}
+        """As files have them: J for states as they are."""
+        found = {name: parameter.detach() for name, parameter in self.trained.items()}
+        return found if self.join is None else found | {JOIN: found[JOIN] * self.sizes}
 
     @torch.no_grad()
     def set(self, values: Mapping[str, Tensor]) -> None:
         for name, parameter in self.trained.items():
-            parameter.copy_(values[name])
+            parameter.copy_(values[name].to(self.device) / self.sizes if name == JOIN else values[name])
 
     @torch.no_grad()
     def _check_head(self) -> None:
