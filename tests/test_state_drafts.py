@@ -63,12 +63,12 @@ def pair(tmp_path, kernels):
 def test_what_was_kept_is_cut_and_found_by_its_place():
     kept, rows = Kept(3), torch.arange(20.0)[:, None]
     for begin, end in ((3, 4), (4, 9), (9, 10), (10, 12)):
-        kept.add(rows[begin:end])
+        kept.add(rows[begin:end], end - begin)
     assert (kept.first, kept.end) == (3, 12)
     assert kept.rows(5, 11).tolist() == rows[5:11].tolist() and kept.rows(3, 4).tolist() == [[3.0]]
     kept.cut(7)
     assert kept.end == 7 and kept.rows(3, 7).tolist() == rows[3:7].tolist()
-    kept.add(rows[7:8])
+    kept.add(rows[7:8], 1)
     assert kept.rows(6, 8).tolist() == rows[6:8].tolist()
     kept.cut(0)
     assert (kept.first, kept.end) == (3, 3)

@@ -28,7 +28,7 @@ HORIZON = 256               # tokens over which the promise holds
 START, PROVEN, GROWTH = 0.006, 0.015, 0.006
 CAP = 16                    # plain passes: more than this is never saved up to be lost later
 LENGTHS = (1, 2, 3, 5, 7, 11, 15)      # ids of a draft, where its length is chosen here: each number of rows has to be set up
-MARGIN = 1.02               # gain below which drafting is not worth its risk
+MARGIN = 1.05               # gain below which drafting is not worth its risk: what is measured here misses a hundredth or two of it
 SETTLE = 2                  # plain passes before anything is judged by them
 REFRESH = 32                # drafted passes after which a plain one is measured again
 KEPT = 8                    # passes for which a length that was found is not looked for again, where nothing was drafted meanwhile
@@ -232,9 +232,8 @@ class Course:
     def _best(self, source: str) -> int:
         """The length with the most tokens a second; 0 where a plain pass has them."""
         costs, base = self.controller.costs, self._base
-        each = self._each(source)
-        gain = self._luck_of(source).gain(self._k)
-        rates = {k: (1 + self._others + gain[k]) / (costs.expected(base + k) + k * each)
+        gain, drafting = self._luck_of(source).gain(self._k), self._drafting(source)
+        rates = {k: (1 + self._others + gain[k]) / (costs.expected(base + k) + drafting(k))
                  for k in (0, *LENGTHS, self._k) if k <= self._k}
         best = max(rates, key=rates.__getitem__)
         return best if rates[best] > MARGIN * rates[0] else 0
@@ -242,11 +241,12 @@ class Course:
     def _worst(self, k: int, source: str, reading: int) -> float:
         """Seconds lost if all of k ids are wrong."""
         costs, plain = self.controller.costs, self.controller.costs.expected(self._base)
-        return costs.most(self._base + k) - plain + k * self._each(source) + reading * self._reading(plain)
+        return costs.most(self._base + k) - plain + self._drafting(source)(k) + reading * self._reading(plain)
 
-    def _each(self, source: str) -> float:
-        drafts = self.controller.draft_costs(self.spec.name, source, self.ratio)
-        return drafts.id(self.controller.costs.expected(1) or 0.0)
+    def _drafting(self, source: str) -> Callable[[int], float]:
+        """Seconds of drafts of so many ids."""
+        drafts, plain = self.controller.draft_costs(self.spec.name, source, self.ratio), self.controller.costs.expected(1) or 0.0
+        return lambda ids: drafts.draft(ids, plain)
 
     def _patience(self, modelled: bool) -> tuple[Trials, int]:
         """A model that does not pay here will hardly pay in the next answer: its trials, which cost the most, are counted over all."""

@@ -92,27 +92,36 @@ class PassCosts:
 
 
 class DraftCosts:
-    """Seconds that drafting takes: for each id proposed, and for each token that has to be read before. ``ratio``: the draft's
+    """Seconds that drafting takes: for the first id proposed, for each further one, and for each token that has to be read before. ``ratio``: the draft's
     size beside the target's, the first guess for everything."""
 
     def __init__(self, ratio: float) -> None:
         self.ratio = ratio
-        self._id = self._read = None
+        self._id = self._more = self._read = None
         self.seen = 0                           # calls that read nothing first: an id's cost is known from these alone
 
     def saw(self, seconds: float, ids: int, behind: int) -> None:
         """One call: ``ids`` proposed, ``behind`` tokens read first (0: so few that they were read along with the first id)."""
         if behind:
-            rest = max(seconds - ids * (self._id or 0.0), 0.3 * seconds)
+            rest = max(seconds - self.draft(ids, 0.0), 0.3 * seconds)
             self._read = _follow(self._read, rest / behind)
             return
-        each = seconds / max(1, ids)
         self.seen += 1
+        if ids > 1 and self._id is not None:
+            each = min(max((seconds - self._id) / (ids - 1), 0.1 * self._id), self._id)
+            self._more = _follow(self._more, each)
+            return
+        each = seconds / max(1, ids)
         self._id = min(self._id or each, each) if self.seen <= WARM else _follow(self._id, each)
 
     def id(self, plain: float) -> float:
-        """Seconds an id; ``plain``: those of the target's pass of one row."""
+        """Seconds of a draft's first id; ``plain``: those of the target's pass of one row."""
         return self.ratio * plain if self._id is None else self._id
+
+    def draft(self, ids: int, plain: float) -> float:
+        """Seconds of a draft: the first id brings the draft's weights back into the caches, the others find them there."""
+        first = self.id(plain)
+        return 0.0 if not ids else first + (ids - 1) * (first if self._more is None else self._more)
 
     def read(self, plain: float, target: float | None) -> float:
         """Seconds a token read; ``target``: those of the target itself, where known."""

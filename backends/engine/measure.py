@@ -12,6 +12,7 @@ from backends.base import Decoder, Drafter, DraftJob, Sampling, Step
 from backends.engine.costs import WARM, DraftCosts, PassCosts
 
 BEFORE = 32                 # tokens of the throw-away text in front
+LONGER = 3                  # ids of a longer draft
 NOBODY = -1                 # the throw-away text's number among a drafter's sequences
 
 
@@ -48,7 +49,7 @@ def measure(decoder: Decoder, costs: PassCosts, rows: tuple[int, ...], clock: Ca
 def measure_draft(drafter: Drafter, costs: DraftCosts, words: int, clock: Callable[[], float]) -> Iterator[None]:
     """Drafts of one id for a text that grows by one or two tokens, as after a wrong and after a right one: each step of the
     iterator is one. ``words``: ids of the target's vocabulary."""
-    text, size = _words(BEFORE + 4 * WARM, words), BEFORE
+    text, size = _words(BEFORE + 5 * WARM + 2, words), BEFORE
     try:
         for turn in range(2 * WARM + 2):
             began = clock()
@@ -57,6 +58,13 @@ def measure_draft(drafter: Drafter, costs: DraftCosts, words: int, clock: Callab
                 costs.saw(clock() - began, ids, 0 if turn else BEFORE)
             yield
             size += 1 + turn % 2
+        for _ in range(WARM):                               # further ids cost less than the first
+            began = clock()
+            ids = sum(map(len, drafter.propose([DraftJob(text[:size], LONGER, Sampling(), 0, NOBODY)])))
+            if ids:
+                costs.saw(clock() - began, ids, 0)
+            yield
+            size += 1
     finally:
         drafter.forget(NOBODY)
 

@@ -138,13 +138,12 @@ class PagedDecoder:
 
     def _keep(self, steps: Sequence[Step], hidden: Tensor) -> None:
         """The rows of sequences whose states a draft reads; the next pass writes over ``hidden``."""
-        if all(step.slot.kept is None for step in steps):
-            return
         row = 0
         for step in steps:
+            count = len(step.tokens)
             if step.slot.kept is not None:
-                step.slot.kept.add(hidden[row:row + len(step.tokens)].clone())
-            row += len(step.tokens)
+                step.slot.kept.add((hidden if len(steps) == 1 else hidden[row:row + count]).clone(), count)
+            row += count
 
     @torch.inference_mode()
     def states(self, slot: PagedSlot, tokens: Sequence[int]) -> Tensor:
