@@ -63,15 +63,24 @@ def pair(tmp_path, kernels):
 def test_what_was_kept_is_cut_and_found_by_its_place():
     kept, rows = Kept(3), torch.arange(20.0)[:, None]
     for begin, end in ((3, 4), (4, 9), (9, 10), (10, 12)):
-        kept.add(rows[begin:end], end - begin)
+        kept.add(rows, begin, end - begin)
     assert (kept.first, kept.end) == (3, 12)
     assert kept.rows(5, 11).tolist() == rows[5:11].tolist() and kept.rows(3, 4).tolist() == [[3.0]]
     kept.cut(7)
     assert kept.end == 7 and kept.rows(3, 7).tolist() == rows[3:7].tolist()
-    kept.add(rows[7:8], 1)
+    kept.add(rows, 7, 1)
     assert kept.rows(6, 8).tolist() == rows[6:8].tolist()
     kept.cut(0)
     assert (kept.first, kept.end) == (3, 3)
+
+
+def test_the_older_half_goes_where_it_would_be_too_much(monkeypatch):
+    monkeypatch.setattr("backends.engine.kept.MOST_BYTES", 4 * 100)
+    kept, rows = Kept(0), torch.arange(400.0)[:, None]
+    for place in range(400):
+        kept.add(rows, place, 1)
+        assert kept.rows(kept.first, kept.end).tolist() == rows[kept.first:place + 1].tolist()
+    assert kept.first > 0 and kept.end == 400 and kept.end - kept.first >= 50
 
 
 def test_it_is_given_the_states_of_the_token_before(pair, kernels):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-MOST_BYTES = 64 << 20       # of one sequence; beyond, the oldest go, and a draft that has not read them begins later
+MOST_BYTES = 64 << 20       # of one sequence; beyond, the older half goes, and a draft that has not read it begins later
+AT_FIRST = 64               # places
 
 
 class Kept:
@@ -13,34 +14,35 @@ class Kept:
 
     def __init__(self, first: int) -> None:
         self.first = self.end = first
-        self._pieces: list[tuple[Tensor, int]] = []         # [n, H] and n, one behind another
-        self._most = 0                                      # places
+        self._room, self._places = torch.empty(0, 0), 0
+        self._fast = None                                   # the same memory for NumPy, which is sooner done with a row than torch
 
-    def add(self, rows: Tensor, count: int) -> None:
-        """The rows of the next places; kept as they are, so nobody may write to them. In every pass: few calls of torch."""
-        self._pieces.append((rows, count))
+    def add(self, stream: Tensor, row: int, count: int) -> None:
+        """The next places: rows [row, row + count) of ``stream``, [R, H], which are copied."""
+        at = self.end - self.first
+        if at + count > self._places:
+            at = self._make_room(stream, at, count)
+        if self._fast is not None:
+            self._fast[at:at + count] = stream.numpy()[row:row + count]
+        else:
+            self._room[at:at + count] = stream[row:row + count]
         self.end += count
-        if not self._most:
-            self._most = max(1, MOST_BYTES // (rows.shape[1] * rows.element_size()))
-        while self.end - self.first > self._most and len(self._pieces) > 1:
-            self.first += self._pieces.pop(0)[1]
+
+    def _make_room(self, stream: Tensor, held: int, count: int) -> int:
+        """Twice the room, or, where that would be too much, the younger half of what is held. Returns where the next place goes."""
+        stay = held // 2 if held + count > MOST_BYTES // (stream.shape[1] * stream.element_size()) else held
+        rows = stream.new_empty(max(AT_FIRST, 2 * (stay + count)), stream.shape[1])
+        if stay:
+            rows[:stay] = self._room[held - stay:held]
+        self.first += held - stay
+        self._room, self._places = rows, len(rows)
+        self._fast = rows.numpy() if rows.device.type == "cpu" else None
+        return stay
 
     def cut(self, end: int) -> None:
         """Forget the places from ``end`` on."""
-        while self.end > max(end, self.first):
-            rows, count = self._pieces.pop()
-            self.end -= count
-            if self.end < end:
-                self._pieces.append((rows[:end - self.end], end - self.end))
-                self.end = end
+        self.end = min(self.end, max(end, self.first))
 
     def rows(self, begin: int, end: int) -> Tensor:
-        """[end - begin, H] of places that are kept."""
-        found, at = [], self.end
-        for rows, count in reversed(self._pieces):          # what is asked for is nearly always at the end
-            at -= count
-            if at < end:
-                found.append(rows if begin <= at and at + count <= end else rows[max(0, begin - at):end - at])
-            if at <= begin:
-                break
-        return found[0] if len(found) == 1 else torch.cat(found[::-1])
+        """[end - begin, H] of places that are kept, as long as nothing is added."""
+        return self._room[begin - self.first:end - self.first]

@@ -142,7 +142,7 @@ class PagedDecoder:
         for step in steps:
             count = len(step.tokens)
             if step.slot.kept is not None:
-                step.slot.kept.add((hidden if len(steps) == 1 else hidden[row:row + count]).clone(), count)
+                step.slot.kept.add(hidden, row, count)
             row += count
 
     @torch.inference_mode()
