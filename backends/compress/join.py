@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
 from backends.compress.stream import Stream
+from backends.engine.arch import decoder
 
-JOIN = "gainz_join.weight"      # J's name in the draft's file, float16 [H, H]
+JOIN = f"{decoder.JOIN}.weight"     # J's name in the draft's file, float16 [H, H]
 
 
 def shifted(states: Tensor) -> Tensor:

@@ -25,7 +25,8 @@ ROWS = 512              # rows whose logits are in memory at once
 
 class Student:
     """``source``: the pruned model. ``trained``: name → parameter. ``join``: J of a student that reads states, float32 [H, H],
-    zeros at first, for states whose numbers have been levelled; else None. Raises NotSupported where the output head is more than a matrix and a softcap."""
+    zeros at first, for states whose numbers have been levelled; else None. Raises NotSupported where the output
+    head is more than a matrix and a softcap."""
 
     def __init__(self, source: WeightSource, device: torch.device, precision: str, reads_states: bool = False) -> None:
         self.skeleton, self.device, self.precision = Skeleton(source, device), device, precision

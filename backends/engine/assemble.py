@@ -192,12 +192,12 @@ def fit_vocab(vocab: Vocab, rows: int) -> tuple[Vocab, tuple[str, ...]]:
 
 
 def _info(model: ModelDir, config: Mapping[str, Any], options: LocalOptions, made: _Made, text: TextCodec) -> ModelInfo:
-    vocab = made.decoder.vocab
+    vocab, hidden = made.decoder.vocab, getattr(getattr(made.decoder, "arch", None), "hidden", None)
     architecture = (config.get("architectures") or [config.get("model_type") or ""])[0]
     return ModelInfo(
         model.name, "", "", architecture, made.path, made.kernels, str(made.ops.device),
         str(made.ops.dtype).removeprefix("torch."), made.weights_bytes * 8 / made.parameters if made.parameters else None,
-        made.parameters or None, made.decoder.context, made.trained, getattr(getattr(made.decoder, "arch", None), "hidden", None), vocab.size, vocab.fingerprint,
+        made.parameters or None, made.decoder.context, made.trained, hidden, vocab.size, vocab.fingerprint,
         tuple(sorted(vocab.eos_ids)),
         getattr(text, "template", None) is not None, made.kv_type, made.kv_bytes, options.streams, torch.get_num_threads(),
         made.weights_bytes, revision=model.manifest.get("revision"), lossless=made.lossless, capabilities=made.capabilities,

@@ -92,8 +92,8 @@ class PassCosts:
 
 
 class DraftCosts:
-    """Seconds that drafting takes: for the first id proposed, for each further one, and for each token that has to be read before. ``ratio``: the draft's
-    size beside the target's, the first guess for everything."""
+    """Seconds that drafting takes: for the first id proposed, for each further one, and for each token that has to be read
+    before. ``ratio``: the draft's size beside the target's, the first guess for everything."""
 
     def __init__(self, ratio: float) -> None:
         self.ratio = ratio

@@ -85,7 +85,7 @@ class Places:
     def _fresh(self, sequence: int, ids: Sequence[int], read: int | None, ahead: int) -> _Place:
         """A new slot: of the whole text where cache and ``read`` allow it, else of its end."""
         self.forget(sequence)
-        start = 0 if len(ids) + ahead <= self.decoder.context else len(ids) - self.decoder.context // 2
+        start = self.beginning(0, len(ids), ahead)
         slot = self.decoder.open(ids[start:])
         if read is not None and len(ids) - start - slot.length > max(1, read):
             self.decoder.release(slot)
@@ -93,6 +93,11 @@ class Places:
             slot = self.decoder.open(ids[start:])
         place = self._known[sequence] = _Place(slot, start, list(ids[start:start + slot.length]))
         return place
+
+    def beginning(self, first: int, size: int, ahead: int) -> int:
+        """Where to begin with a text of ``size`` tokens: at ``first``, or so late that half of the context stays free."""
+        context = self.decoder.context
+        return first if size - first + ahead <= context else max(first, size - context // 2)
 
     def place(self, token: int) -> int | None:
         """In which column its logit stands; None: in none."""

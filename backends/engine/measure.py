@@ -47,24 +47,17 @@ def measure(decoder: Decoder, costs: PassCosts, rows: tuple[int, ...], clock: Ca
 
 
 def measure_draft(drafter: Drafter, costs: DraftCosts, words: int, clock: Callable[[], float]) -> Iterator[None]:
-    """Drafts of one id for a text that grows by one or two tokens, as after a wrong and after a right one: each step of the
-    iterator is one. ``words``: ids of the target's vocabulary."""
+    """Drafts of one id for a text that grows by one or two tokens, as after a wrong and after a right one, then some of `LONGER`,
+    since further ids cost less than the first: each step of the iterator is one. ``words``: ids of the target's vocabulary."""
     text, size = _words(BEFORE + 5 * WARM + 2, words), BEFORE
     try:
-        for turn in range(2 * WARM + 2):
+        for most, grows in ((1, 1), (1, 2)) * (WARM + 1) + ((LONGER, 1),) * WARM:
             began = clock()
-            ids = sum(map(len, drafter.propose([DraftJob(text[:size], 1, Sampling(), 0, NOBODY)])))
+            ids = sum(map(len, drafter.propose([DraftJob(text[:size], most, Sampling(), 0, NOBODY)])))
             if ids:
-                costs.saw(clock() - began, ids, 0 if turn else BEFORE)
+                costs.saw(clock() - began, ids, BEFORE if size == BEFORE else 0)
             yield
-            size += 1 + turn % 2
-        for _ in range(WARM):                               # further ids cost less than the first
-            began = clock()
-            ids = sum(map(len, drafter.propose([DraftJob(text[:size], LONGER, Sampling(), 0, NOBODY)])))
-            if ids:
-                costs.saw(clock() - began, ids, 0)
-            yield
-            size += 1
+            size += grows
     finally:
         drafter.forget(NOBODY)
 

@@ -73,10 +73,9 @@ class StatePlaces(Places):
 
     def _begin(self, sequence: int, first: int, ids: Sequence[int], read: int | None, ahead: int) -> _Trail:
         self.forget(sequence)
-        size = len(ids)
-        start = first if size - first + ahead <= self.decoder.context else max(first, size - self.decoder.context // 2)
+        start = self.beginning(first, len(ids), ahead)
         if read is not None:
-            start = max(start, size - max(1, read))
+            start = max(start, len(ids) - max(1, read))
         trail = self._known[sequence] = _Trail(self.decoder.open(ids[start:], reuse=False), start)
         return trail
 

@@ -19,6 +19,7 @@ from backends.engine.weights import WeightSource
 from backends.kernels import Act, AttentionSpec, Batch, KVLayer, Linear, Ops, QWeight
 
 Weight = tuple[QWeight | Tensor, Tensor | None]
+JOIN = "gainz_join"             # of a draft that reads its verifier's states: the matrix that leads them into its own stream
 TABLE = 1 << 14                 # positions whose rotation is kept; beyond, it is computed anew
 
 
@@ -62,9 +63,8 @@ class FusedDecoder:
         rows = plan.vocab if self._ids is None else len(self._ids)
         whole = plan.tied and self._ids is None
         self._head = self._table if whole else ops.pack(*read.matrix("lm_head", rows, plan.hidden))
-        # A draft may read its verifier's states; then this matrix leads them into its own stream.
-        joins = "gainz_join.weight" in source.names()
-        self._join = ops.pack(*read.matrix("gainz_join", plan.hidden, plan.hidden, bias=False)) if joins else None
+        joins = f"{JOIN}.weight" in source.names()
+        self._join = ops.pack(*read.matrix(JOIN, plan.hidden, plan.hidden, bias=False)) if joins else None
         progress(Progress("read", plan.layers, plan.layers))
 
     def rotation(self, positions: Tensor, last: int, run: bool = False) -> tuple[Tensor, Tensor]:
