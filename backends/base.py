@@ -485,18 +485,33 @@ class Decoder(Protocol):
 
 
 class Draft(list):
-    """Proposed ids, and what they were made from: ``source`` names a kind of guess whose luck is counted by itself."""
+    """Proposed ids, and what they were made from: ``source`` names a kind of guess whose luck is counted by itself. ``dropped``: so
+    many more were made and found not to be worth verifying."""
 
     def __init__(self, ids: Sequence[int] = (), source: str = "") -> None:
         super().__init__(ids)
-        self.source = source
+        self.source, self.dropped = source, 0
+
+
+class Judge(Protocol):
+    """Decides over one draft while it is made, after `DraftJob.limit` was asked. ``sure``: the draft's own probability of each of its
+    ids so far."""
+
+    def more(self, sure: Sequence[float]) -> bool:
+        """Is a further id worth making?"""
+        ...
+
+    def worth(self, sure: Sequence[float]) -> int:
+        """How many of the ids are worth verifying."""
+        ...
 
 
 @dataclass(frozen=True)
 class DraftJob:
     """``k``: the most ids that are of use; ``limit``: for a source of drafts, how many of its ids are worth verifying (None:
     k of any); ``read``: the most tokens that a model should read before it drafts (None: all); of a longer text it reads the
-    end. ``kept``: what the target kept of its hidden states, where the drafter reads them."""
+    end. ``kept``: what the target kept of its hidden states, where the drafter reads them. ``judge``: who ends a draft early (None:
+    nobody)."""
 
     tokens: Sequence[int]
     k: int
@@ -506,6 +521,7 @@ class DraftJob:
     limit: Callable[[str], int] | None = None
     read: int | None = None
     kept: Any = None
+    judge: Judge | None = None
 
     def most(self, source: str) -> int:
         return self.k if self.limit is None else min(self.k, self.limit(source))

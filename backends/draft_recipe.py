@@ -8,7 +8,7 @@ from typing import Any
 from backends.base import InvalidRequest
 from backends.recipe import check_field
 
-CHOICES = ("auto", "greedy", "block")
+CHOICES = ("auto", "greedy", "block", "first")
 TOKENS, STATES = "tokens", "states"
 HERE = ("device", "threads")            # where it runs: no part of what comes of it
 
@@ -28,7 +28,7 @@ class DraftOptions:
         "label": "What the draft reads (states: also the verifier's last hidden state of the token before; it guesses better, and "
                  "only for its parent and variants of it)", "choices": (TOKENS, STATES)})
     choose: str = field(default="auto", metadata={
-        "label": "Choice of layers (greedy: by the rise in loss; block: in one pass)", "choices": CHOICES})
+        "label": "Choice of layers (greedy: by the rise in loss; block: in one pass; first: those at the beginning)", "choices": CHOICES})
     tokens: int = field(default=0, metadata={"label": "Tokens that the model says to its draft (0 = by the minutes)", "low": 0,
                                              "high": 1 << 32})
     steps: int = field(default=0, metadata={"label": "Training steps (0 = by the minutes)", "low": 0, "high": 1 << 24})
@@ -55,6 +55,11 @@ class DraftOptions:
     @property
     def reads_states(self) -> bool:
         return self.reads == STATES
+
+    @property
+    def chooses(self) -> str:
+        """A draft that reads states does best with the first layers."""
+        return "first" if self.choose == "auto" and self.reads_states else self.choose
 
     def public(self) -> dict[str, Any]:
         """What decides the outcome, for a manifest."""

@@ -99,21 +99,32 @@ def test_a_layer_that_does_nothing_goes_first(tmp_path, method):
     assert choice.loss == pytest.approx(choice.whole_loss, abs=1e-5)
 
 
-def test_greedy_loss_is_the_cross_entropy_of_the_model_without_those_layers(tmp_path):
+@pytest.mark.parametrize("method", ["greedy", "block", "first"])
+def test_the_loss_is_the_cross_entropy_of_the_model_without_those_layers(tmp_path, method):
     stream = begun(write(tmp_path / "m", teacher()))
-    choice = prune.choose(stream, 2, "greedy", silent)
+    choice = prune.choose(stream, 2, method, silent)
     model = teacher()
     model.model.layers = torch.nn.ModuleList([model.model.layers[layer] for layer in choice.kept])
     with torch.no_grad():
         losses = [model(window, labels=window, use_cache=False).loss for window in stream.windows]
     assert choice.loss == pytest.approx(float(torch.stack(losses).mean()), abs=1e-4)
-    assert [loss for _, loss in choice.order][-1] == choice.loss and len(choice.order) == 2
+    assert len(choice.order) == (0 if method == "first" else 2)
+    assert method != "greedy" or choice.order[-1][1] == choice.loss
 
 
 @pytest.mark.parametrize("keep", [0, 4, 9])
 def test_layers_that_cannot_be_kept_are_refused_with_the_range(models, keep):
     with pytest.raises(InvalidRequest, match="from 1 to 3"):
         prune.choose(begun(models / "parent"), keep, "block", silent)
+
+
+def test_a_draft_that_reads_states_keeps_the_first_layers(models):
+    stream = begun(models / "parent")
+    choice = prune.choose(stream, 2, "first", silent)
+    block = prune.choose(stream, 2, "block", silent)
+    assert choice.kept == (0, 1) and not choice.order and choice.whole_loss == pytest.approx(block.whole_loss)
+    assert DraftOptions(reads="states").chooses == "first" and DraftOptions().chooses == "auto"
+    assert DraftOptions(reads="states", choose="block").chooses == "block"
 
 
 def test_a_pruned_config_keeps_the_kinds_of_the_layers_that_stay():

@@ -30,13 +30,12 @@ KEEP_SECONDS = 120.0            # between two checkpoints
 ROWS = 256
 # What a guess behind a guess weighs beside the first one, where the draft reads states: only the first has the teacher's state, all
 # others the draft's own, which it has to learn to read as well. Half, since they are needed only where the first was right.
-CHAINED = 0.5
+CHAINED, CHAINED_FROM = 0.5, 0.6        # the second: on which part of the way it begins; sooner, and both learn less in the time
 
 
 @dataclass(frozen=True)
 class Point:
-    """One point of the loss curve. ``loss``: mean since the last point of what is made small, nats; the others on held-out
-    windows."""
+    """One point of the loss curve. ``loss``: mean KL since the last point, nats; the others on held-out windows."""
 
     step: int
     tokens: int
@@ -104,7 +103,7 @@ class Training:
     # ---- one step
     def _step(self, way: float) -> None:
         numbers = batch_at(len(self.lessons.windows), self.schedule.batch, self.step, self.schedule.seed)
-        loss = self._loss(numbers)
+        loss, shown = self.losses(numbers, way >= CHAINED_FROM)
         for group in self.optimizer.param_groups:
             group["lr"] = self.schedule.rate_at(way)
         self.optimizer.zero_grad(set_to_none=True)
@@ -115,19 +114,20 @@ class Training:
                              remedy="Choose a lower learning rate.")
         self.optimizer.step()
         self.step += 1
-        self._sum, self._count = self._sum + float(loss.detach()), self._count + 1
+        self._sum, self._count = self._sum + float(shown.detach()), self._count + 1
 
-    def _loss(self, numbers: Sequence[int]) -> Tensor:
-        """Mean KL at the places; of a student that reads states, also that of a pass on its own ones, weighted by `CHAINED`."""
+    def losses(self, numbers: Sequence[int], late: bool) -> tuple[Tensor, Tensor]:
+        """(what is made small, mean KL at the places). For a student that reads states, ``late``, the first also counts the KL of a
+        pass on its own states, weighted by `CHAINED`; the second stays comparable all the way."""
         windows, before = [self.lessons.windows[number] for number in numbers], self.lessons.before(numbers)
         target = torch.cat([self.lessons.states(number) for number in numbers]).to(self.student.device)
         ids = torch.tensor([window.tokens for window in windows], device=self.student.device)
         hidden = self.student.hidden(ids, before)
         self.tokens += len(target)
         loss = self._distance(hidden, windows, target)
-        if before is None:
-            return loss
-        return loss + CHAINED * self._distance(self.student.chained(ids, hidden), windows, target)
+        if before is None or not late:
+            return loss, loss
+        return loss + CHAINED * self._distance(self.student.chained(ids, hidden), windows, target), loss
 
     def _distance(self, hidden: Tensor, windows: Sequence[Window], target: Tensor) -> Tensor:
         """hidden [B, T, H] against target [n, H], which has the places of all windows one after another."""

@@ -34,8 +34,8 @@ from backends.draft_recipe import DraftOptions
 from backends.engine.assemble import assemble, trained_context
 from backends.engine.room import UNKNOWN_CONTEXT
 
-FORMAT = 3                              # of the parts: another number, and old parts are not gone on with
-SAY, LISTEN, TRAIN = 0.18, 0.17, 0.6    # shares of the minutes (it reads as fast as it speaks); the rest: choosing, rounding, measuring
+FORMAT = 4                              # of the parts: another number, and old parts are not gone on with
+SAY, LISTEN, TRAIN = 0.26, 0.12, 0.57   # shares of the minutes; the rest: choosing, rounding, measuring
 JUDGED = (4, 128)                       # windows and their tokens by which layers are chosen
 TEXT_SHARE = {True: 0.1, False: 0.3}    # of what a draft learns from: plain text, for models with and without a chat template
 LENGTH = ("minutes", "steps")           # options that decide only where it ends
@@ -94,7 +94,7 @@ class _Job:
                                        min(JUDGED[1], self.trained))
         stream = Stream(skeleton, chosen.windows, self.precision, self.cancel)
         stream.begin()
-        choice = prune.choose(stream, self.options.layers, self.options.choose, self.progress)
+        choice = prune.choose(stream, self.options.layers, self.options.chooses, self.progress)
         self.parts.save("chosen", {"kept": torch.tensor(choice.kept)}, asdict(choice))
         return choice
 

@@ -4,6 +4,8 @@ A layer's influence is the rise of the mean cross-entropy over calibration windo
 another, each time the one with the least influence on what is left. Where that costs too much, one pass decides: block
 influence, 1 - cos(input, output) of a layer (Men et al. 2024, "ShortGPT"). (The other way round, layers added one after another
 by the least loss, was tried: it leaves out the first layers, without which nothing is worth much, and keeps the last ones.)
+A draft that reads states
+keeps the first layers: those know embeddings, which is what it reads beside a state that has everything else.
 Knows layers; nothing of training or of files.
 """
 
@@ -31,10 +33,11 @@ GREEDY_WORK = 2e12     # parameters · tokens of layer passes that the greedy ch
 @dataclass(frozen=True)
 class Choice:
     """``kept``: layers that stay, rising. ``loss``: mean cross-entropy in nats a token on the windows, of the whole model
-    and of the pruned one. ``order``: (layer, loss without it) as they went, or (layer, block influence)."""
+    and of the pruned one. ``order``: (layer, loss without it) as they went, (layer, block influence), or
+    none."""
 
     kept: tuple[int, ...]
-    method: str                         # "greedy", "block"
+    method: str                         # "greedy", "block", "first"
     whole_loss: float
     loss: float
     order: tuple[tuple[int, float], ...]
@@ -53,7 +56,7 @@ def choose(stream: Stream, keep: int, method: str, progress: ProgressFn) -> Choi
         raise InvalidRequest(f"This model has {count} layers: from 1 to {count - 1} can be kept.", field="layers", layers=keep)
     if method == "auto":
         method = "greedy" if greedy_work(stream, keep) <= GREEDY_WORK else "block"
-    return (_greedy if method == "greedy" else _by_block)(stream, keep, progress)
+    return {"greedy": _greedy, "block": _by_block, "first": _first}[method](stream, keep, progress)
 
 
 def greedy_work(stream: Stream, keep: int) -> float:
@@ -116,14 +119,26 @@ def _by_block(stream: Stream, keep: int, progress: ProgressFn) -> Choice:
     whole = stream.loss(stream.hidden)
     ranked = sorted(influence, key=lambda item: item[1])
     kept = tuple(sorted(index for index, _ in ranked[count - keep:]))
-    stream.hidden = list(start)
-    for index in kept:
+    stream.hidden = start
+    return Choice(kept, "block", whole, _loss_of(stream, kept), tuple(ranked[:count - keep]))
+
+
+# ---------------------------------------------------------------------------------------------- those at the beginning
+def _first(stream: Stream, keep: int, progress: ProgressFn) -> Choice:
+    progress(Progress("prune", note=f"the first {keep}"))
+    every = tuple(range(len(stream.skeleton.layers)))
+    return Choice(every[:keep], "first", _loss_of(stream, every), _loss_of(stream, every[:keep]), ())
+
+
+def _loss_of(stream: Stream, layers: Sequence[int]) -> float:
+    """The mean cross-entropy with these layers alone; the stream stands at the beginning before and after."""
+    start = list(stream.hidden)
+    for index in layers:
         stream.skeleton.load(index)
         stream.advance(index)
         stream.skeleton.drop(index)
-    loss = stream.loss(stream.hidden)
-    stream.hidden = start
-    return Choice(kept, "block", whole, loss, tuple(ranked[:count - keep]))
+    loss, stream.hidden = stream.loss(stream.hidden), start
+    return loss
 
 
 # ---------------------------------------------------------------------------------------------- the model without them

@@ -2,7 +2,8 @@
 
 Length. A pass over r rows costs C(r); a draft of k ids adds k rows and k · d for making it, and is expected to bring g(k) tokens
 more. The length that maximises (tokens expected) / (seconds expected) is taken, as in SmartSpec (Liu et al. 2024); where that is
-0, drafting rests and is tried again after a while that doubles with each vain attempt.
+0, drafting rests and is tried again after a while that doubles with each vain attempt. A model of the same vocabulary says how sure
+it is of each id: its drafts end where that is too little (`sureness.py`), and are made as long as they have paid so far.
 
 Budget. Each answer may lose `START` of the time that `HORIZON` plain tokens take (and of its prompt's time), `PROVEN` where drafts
 of that name have paid of late, and `GROWTH` of each further token's; what drafts gain is added. A draft is only made when the
@@ -15,25 +16,28 @@ Knows numbers: no decoder, no ids, and no clock but the one it is given.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from backends.base import DraftSpec, Speculation
 from backends.engine.costs import WARM, Acceptance, DraftCosts, Gain, PassCosts, Trials
+from backends.engine.drafters import MODEL
+from backends.engine.sureness import Calibration, Going
 from backends.engine.tally import Counts
 from backends.speculative import parts
 
 HORIZON = 256               # tokens over which the promise holds
 START, PROVEN, GROWTH = 0.006, 0.015, 0.006
 CAP = 16                    # plain passes: more than this is never saved up to be lost later
-LENGTHS = (1, 2, 3, 5, 7, 11, 15)      # ids of a draft, where its length is chosen here: each number of rows has to be set up
+LENGTHS = (1, 2, 3, 4, 5, 6, 7, 11, 15)      # ids of a draft, where its length is chosen here: each number of rows has to be set up
 MARGIN = 1.05               # gain below which drafting is not worth its risk: what is measured here misses a hundredth or two of it
 SETTLE = 2                  # plain passes before anything is judged by them
 REFRESH = 32                # drafted passes after which a plain one is measured again
 KEPT = 8                    # passes for which a length that was found is not looked for again, where nothing was drafted meanwhile
 NAP = 6                     # passes for which a model that was declined is not asked: between two passes all code is slow
 PATIENT, SELDOM = 12, 4     # vain looks in a text after which it is looked up every second pass, then every third; never more seldom
+SURE = 7                    # most ids of a draft that ends by itself
 TRIAL = 2                   # ids of a draft that is made to see whether drafting pays by now
 READ = 0.5                  # of what may be lost, so much may be spent on reading: the rest is for drafts that come of it
 AT_ONCE = 512               # tokens that a drafter reads in one call
@@ -54,13 +58,14 @@ class Controller:
         self._luck: dict[tuple[str, str], Acceptance] = {}
         self._drafts: dict[tuple[str, bool], DraftCosts] = {}
         self._trials: dict[str, Trials] = {}
-        self._gains: dict[str, Gain] = {}
+        self._gains: dict[tuple[str, bool], Gain] = {}
+        self._calibrations: dict[tuple[str, bool], Calibration] = {}
         self.passes = 0                                     # that were asked for a draft of measured length, of all answers
 
-    def course(self, spec: DraftSpec, prompt: int, room: int, ratio: float = 1.0) -> Course:
+    def course(self, spec: DraftSpec, prompt: int, room: int, ratio: float = 1.0, greedy: bool = True) -> Course:
         """For one sequence: of ``prompt`` tokens, with ``room`` for so many more. ``ratio``: size of the draft beside the target."""
         self.wanted |= spec.length is None
-        return Course(self, spec, prompt, room, ratio)
+        return Course(self, spec, prompt, room, ratio, greedy)
 
     def luck(self, draft: str, source: str) -> Acceptance:
         """Of all sequences together; what a new one believes at first."""
@@ -76,8 +81,18 @@ class Controller:
             found = self._drafts[key] = DraftCosts(ratio if key[1] else 0.0)
         return found
 
-    def gain(self, draft: str) -> Gain:
-        return self._gains.setdefault(draft, Gain())
+    def gain(self, draft: str, modelled: bool, before: tuple[float, float] = (0.0, 0.0)) -> Gain:
+        """``before``: what is believed at first."""
+        found = self._gains.get((draft, modelled))
+        if found is None:
+            found = self._gains[draft, modelled] = Gain(before, 4.0, 0.98)
+        return found
+
+    def proven(self, draft: str) -> bool:
+        return any(gain.proven for (name, _), gain in self._gains.items() if name == draft)
+
+    def calibration(self, draft: str, greedy: bool) -> Calibration:
+        return self._calibrations.setdefault((draft, greedy), Calibration())
 
     def trials(self, draft: str) -> Trials:
         return self._trials.setdefault(draft, Trials())
@@ -91,14 +106,17 @@ class Controller:
         """One call of a drafter for some sequences took so long."""
         for course in courses:
             course.proposed(seconds / len(courses))
-        if not any(drafts) and not any(course.read for course in courses):
+        made = [len(draft) + getattr(draft, "dropped", 0) for draft in drafts]
+        for course, draft, size in zip(courses, drafts, made):
+            course.spent = size > 0 and getattr(draft, "source", "") == MODEL
+        if not any(made) and not any(course.read for course in courses):
             return                                          # nothing was found, and what looking took is noted
-        modelled = [(c, len(d)) for c, d in zip(courses, drafts) if not getattr(d, "source", "").startswith("lookup")]
+        modelled = [(c, size) for c, d, size in zip(courses, drafts, made) if not getattr(d, "source", "").startswith("lookup")]
         behind = sum(course.read for course, _ in modelled)
         ids = sum(size for _, size in modelled)
         first = courses[0]
         source = "model" if modelled and (ids or behind) else "lookup"
-        counted = ids if source == "model" else sum(map(len, drafts))
+        counted = ids if source == "model" else sum(made)
         self.draft_costs(first.spec.name, source, first.ratio).saw(seconds, counted, behind)
 
     def passed(self, courses: list[Course], streams: int, rows: int, tokens: int, seconds: float) -> None:
@@ -127,14 +145,19 @@ class Rests:
     measured: int = 0                   # of the passes; the others shared theirs with a prompt
     streams: int = 1
     seconds: float = 0.0                # of the measured ones
-    vain: float = 0.0                   # that looking for a draft took
+    vain: float = 0.0                   # that looking for a draft took, or making one that was not worth verifying
 
 
 class Course:
     """One sequence's: how long its next draft may be, what its drafts became, what it may still lose."""
 
-    def __init__(self, controller: Controller, spec: DraftSpec, prompt: int, room: int, ratio: float) -> None:
+    def __init__(self, controller: Controller, spec: DraftSpec, prompt: int, room: int, ratio: float, greedy: bool) -> None:
         self.controller, self.spec, self.ratio, self.prompt = controller, spec, ratio, prompt
+        self._calibration = controller.calibration(spec.name, greedy)
+        self._going: Going | None = None                    # of the draft that is being made
+        self._gain: Gain | None = None                      # of what a model drafts here
+        self._sure: list[float] = []                        # of the draft that is being verified
+        self.spent = False                                  # has a model made ids for this pass?
         self.looks, model = parts(spec.name)
         self.modelled = model is not None
         self._until = 0                                     # the pass before which the model is not asked
@@ -160,7 +183,7 @@ class Course:
     # --------------------------------------------------------------------------------------- before a pass
     def order(self, text: int, k: int, streams: int) -> dict[str, Any] | None:
         """Fields of a `DraftJob` for a text of so many tokens; None: no draft this time. ``streams``: decoding sequences."""
-        self._text, self._draft_seconds, self.read = text, 0.0, 0
+        self._text, self._draft_seconds, self.read, self.spent = text, 0.0, 0, False
         if self.spec.length is not None:
             self.read = text - self._at if self.modelled and text - self._at > NEAR else 0
             self._at = text
@@ -178,13 +201,13 @@ class Course:
         self._company(streams)
         plain = costs.expected(streams)
         if self.balance is None:
-            share = PROVEN if self.controller.gain(self.spec.name).proven else START
+            share = PROVEN if self.controller.proven(self.spec.name) else START
             self.balance = share * (self.horizon * plain + self.prompt * (self.controller.reading or 0.0))
         if asleep:
             return {"k": self._k, "limit": self.limit}
         each, spare = self._reading(plain), self.balance - self._worst(1, "model", 0)
         self._can_read = max(NEAR, int(READ * spare / each)) if each > 0 else text
-        return {"k": self._k, "limit": self.limit, "read": self._can_read}
+        return {"k": self._k, "limit": self.limit, "read": self._can_read, "judge": self}
 
     def _company(self, streams: int) -> None:
         """Rows and tokens of the others: as in the last pass."""
@@ -205,7 +228,7 @@ class Course:
         circumstances = self.controller.version, self._base, self._k, self._passes // KEPT
         known, best = self._found.get(source, (None, 0))
         if known != circumstances:
-            best = self._best(source)
+            best = self._best(source) if source != MODEL else min(SURE, self._k) if self._pays() else 0
             self._found[source] = circumstances, best
         trials, now = self._patience(modelled)
         if best:
@@ -227,7 +250,39 @@ class Course:
             self._short = bool(reading) and reading < behind or self._short and not again
             self._at = 0 if again else self._at
             self._at = self._text if reading <= AT_ONCE else self._at + AT_ONCE
+        if source == MODEL:
+            self._going = self._goes(best)
         return best
+
+    def more(self, sure: Sequence[float]) -> bool:
+        """See `backends.base.Judge`, as the next."""
+        return self._going.more(sure)
+
+    def worth(self, sure: Sequence[float]) -> int:
+        length = self._going.worth(sure)
+        self._sure = list(sure[:length])
+        return length
+
+    def _goes(self, most: int) -> Going:
+        """A draft of ``most`` ids at most: prices at what plain decoding, or the drafting so far, makes of the time."""
+        costs, base = self.controller.costs, self._base
+        pace = (1 + self._others) / costs.expected(base) * max(1.0, self._gained().ratio)
+        rows = [pace * (costs.expected(base + k) - costs.expected(base)) for k in range(1, most + 1)]
+        drafting = self._drafting(MODEL)
+        return Going(self._calibration, rows, pace * (drafting(2) - drafting(1)), self._luck_of(MODEL).rates(most))
+
+    def _pays(self) -> bool:
+        return self._gained().ratio > MARGIN
+
+    def _gained(self) -> Gain:
+        """What a model's drafts bring here: at first as fixed lengths would, by what is believed; then as in other answers."""
+        if self._gain is None:
+            costs, base = self.controller.costs, self._base
+            plain, luck, drafting = costs.expected(base), self._luck_of(MODEL).gain(self._k), self._drafting(MODEL)
+            of = {k: (luck[k], (costs.expected(base + k) + drafting(k)) / plain - 1) for k in LENGTHS if k <= self._k}
+            likely = max(of.values(), key=lambda one: (1 + one[0]) / (1 + one[1]))
+            self._gain = Gain(self.controller.gain(self.spec.name, True, likely), 32.0, 0.98)
+        return self._gain
 
     def _best(self, source: str) -> int:
         """The length with the most tokens a second; 0 where a plain pass has them."""
@@ -275,6 +330,8 @@ class Course:
             self._plain = 0
             self._rests.tokens += made
             self._rests.passes += 1
+            if self.spent:
+                self._in_vain()
             return
         if right:
             self._vain = self._look = 0
@@ -285,8 +342,24 @@ class Course:
         tried = length if made > right else right           # an answer that ends inside a draft says nothing of the rest
         self._luck_of(source).saw(tried, right)
         self.controller.luck(self.spec.name, source).saw(tried, right)
+        if source == MODEL:
+            for place, sure in enumerate(self._sure[:min(tried, right + 1)]):
+                self._calibration.saw(sure, place < right)
         trials, now = self._patience(not source.startswith("lookup"))
         trials.made(source, now, right)
+
+    def _in_vain(self) -> None:
+        """A model has drafted for this pass what was not worth verifying."""
+        trials, now = self._patience(True)
+        trials.made(MODEL, now, 0)
+        plain = self.controller.costs.expected(self._base)
+        if self.spec.length is None and plain:
+            self._booked(True, 0, self._draft_seconds / plain)
+
+    def _booked(self, modelled: bool, tokens: int, passes: float) -> None:
+        self.controller.gain(self.spec.name, modelled).saw(tokens, passes)
+        if modelled and self._gain is not None:
+            self._gain.saw(tokens, passes)
 
     def settle(self, streams: int, rows: int, seconds: float) -> None:
         """The pass is measured: what it gained or lost goes to the balance."""
@@ -308,7 +381,7 @@ class Course:
         plain = costs.expected(streams)
         whole = costs.expected(rows) if costs.seen(rows) > WARM else seconds         # what setting kernels up takes is paid too
         extra = whole - costs.expected(rows - length) + self._draft_seconds
-        self.controller.gain(self.spec.name).saw((right * plain - extra) / plain)
+        self._booked(self.spent, right, extra / plain)
         grown = GROWTH * plain * (1 + right)
         self.balance = min(self.balance + grown + right * plain - extra, max(CAP * plain, self.balance + grown))
 

@@ -196,15 +196,31 @@ class Trials:
 
 
 class Gain:
-    """What drafted passes have gained of late, in plain passes."""
+    """What drafting brings and costs in a pass, of late: tokens more, and plain passes more. ``before``: the two as they are believed
+    while little has been counted, or another `Gain`; it weighs as ``weight`` counted passes."""
 
-    def __init__(self) -> None:
-        self._mean, self._seen = 0.0, 0
+    def __init__(self, before: tuple[float, float] | Gain, weight: float, keep: float) -> None:
+        self._before, self._weight, self._keep = before, weight, keep
+        self._tokens = self._passes = self._counted = 0.0
+        self._seen = 0
 
-    def saw(self, passes: float) -> None:
+    def saw(self, tokens: float, passes: float) -> None:
         self._seen += 1
-        self._mean += (passes - self._mean) * max(RECENT, 1 / self._seen)
+        self._counted = self._counted * self._keep + 1
+        self._tokens = self._tokens * self._keep + tokens
+        self._passes = self._passes * self._keep + passes
+
+    def means(self) -> tuple[float, float]:
+        before = self._before.means() if isinstance(self._before, Gain) else self._before
+        whole = self._counted + self._weight
+        return (self._tokens + self._weight * before[0]) / whole, (self._passes + self._weight * before[1]) / whole
+
+    @property
+    def ratio(self) -> float:
+        """How many times as fast as plain decoding."""
+        tokens, passes = self.means()
+        return (1 + tokens) / max(1 + passes, 1e-9)
 
     @property
     def proven(self) -> bool:
-        return self._seen >= ENOUGH and self._mean > 0.0
+        return self._seen >= ENOUGH and self._tokens > self._passes

@@ -157,6 +157,7 @@ class ModelDrafter:
     def __init__(self, decoder: Decoder, known: int | None = None, places: Places | None = None) -> None:
         self.places = Places(decoder, narrow=True, growing=True) if places is None else places
         self.reads_states, self.known = self.places.reads_states, known
+        self._near = None if self.places.columns is not None else self.places.scan
         self._checked: dict[int, int] = {}          # sequence → so many of its ids are known; -1: some are not
 
     def propose(self, batch: Sequence[DraftJob]) -> list[Draft]:
@@ -164,17 +165,26 @@ class ModelDrafter:
         most = [job.most(MODEL) for job in batch]
         samplings = [self._own(job.sampling) for job in batch]
         feeds = [self._first(job, k) for job, k in zip(batch, most)]
+        sure: list[list[float]] = [[] for _ in batch]
         while True:
             active = [i for i, job in enumerate(batch) if feeds[i] and len(drafts[i]) < most[i]
                       and self.places.reserve(job.sequence, len(feeds[i]))]
             if not active:
-                return drafts
+                break
             rows = self.places.extend([(batch[i].sequence, feeds[i]) for i in active])
             for i, row in zip(active, rows):
                 token = sampler.choose(row, samplings[i], batch[i].seed, len(batch[i].tokens) + len(drafts[i]),
                                        scan=self.places.scan, names=self.places.columns)
                 feeds[i] = [token] if self.known is None or token < self.known else []
                 drafts[i] += feeds[i]
+                if feeds[i] and batch[i].judge is not None:
+                    sure[i].append(sampler.probability(row, self.places.place(token), samplings[i], self._near))
+                    feeds[i] = feeds[i] if batch[i].judge.more(sure[i]) else []
+        for job, draft, each in zip(batch, drafts, sure):
+            if each:
+                draft.dropped = len(draft) - job.judge.worth(each)
+                del draft[len(draft) - draft.dropped:]
+        return drafts
 
     def _first(self, job: DraftJob, most: int) -> list[int]:
         """What to feed before the first token; nothing where nothing is to be drafted, or where the text holds an id that

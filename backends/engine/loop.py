@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from backends import speculative
 from backends.base import Cancel, DraftSpec, Drafter, Event, ModelNotLoaded, NotSupported, QueueFull, Request
-from backends.engine import intake, noise
+from backends.engine import intake, noise, sampler
 from backends.engine.bridge import RetokenizingDrafter
 from backends.engine.controller import Course
 from backends.engine.embed import EmbedJob
@@ -123,7 +123,7 @@ class Engine:
             answer.sequences.append(Sequence(
                 answer, index, list(prompt), limit, noise.choice_seed(seed, index), ends,
                 lane.text.stream(intake.continues(request)), drafter,
-                self._course(lane, request.draft, len(prompt), limit), answer.sequences[0] if index else None,
+                self._course(lane, request.draft, len(prompt), limit, sampler.is_greedy(sampling)), answer.sequences[0] if index else None,
                 constraint and constraint.twin()))
         return answer
 
@@ -187,13 +187,13 @@ class Engine:
             raise ModelNotLoaded(f"The draft model {name!r} is not loaded.", field="draft")
         return found
 
-    def _course(self, lane: Lane, spec: DraftSpec | None, prompt: int, limit: int) -> Course | None:
+    def _course(self, lane: Lane, spec: DraftSpec | None, prompt: int, limit: int, greedy: bool) -> Course | None:
         if spec is None:
             return None
         _, name = speculative.parts(spec.name)
         sizes = [one.pass_bytes for one in (lane, *([self._named(name)] if name else []))]
         ratio = min(1.0, max(0.02, sizes[-1] / sizes[0])) if all(sizes) else 1.0
-        return lane.controller.course(spec, prompt, limit - prompt, ratio)
+        return lane.controller.course(spec, prompt, limit - prompt, ratio, greedy)
 
     def _shed(self, decoder: Any) -> bool:
         """Give up what drafters hold in a decoder whose own sequences lack room."""

@@ -30,6 +30,7 @@ from backends.errors import StepFailed
 
 SLACK = 1e-6
 COLDEST = 1e-6               # a temperature below is greedy: logits over it would leave the range of float32
+NEAR = 6.0                   # nats below the best within which nearly all of the mass is
 BANDS = (4.0, 7.0, 10.0, 15.0, 25.0)     # nats below the best where the leading tokens are looked for first
 
 
@@ -238,6 +239,15 @@ def _survivors(logits: np.ndarray, top: float, sampling: Sampling, scan: Scan) -
 def _mass(values: np.ndarray, top: float, temperature: float) -> np.ndarray:
     """Probability relative to the best token's."""
     return np.exp((values - values.dtype.type(top)) * values.dtype.type(1 / temperature))
+
+
+def probability(logits: np.ndarray, column: int, sampling: Sampling, scan: Scan | None = None) -> float:
+    """Of the token in ``column``, at the temperature of ``sampling`` (greedy: at 1), before its filters; good to a few parts in a
+    hundred, since only what is within `NEAR` of the best token is added up."""
+    temperature = 1.0 if is_greedy(sampling) else sampling.temperature
+    top = float(logits.max())
+    near = logits[(scan or PLAIN).above(logits, top - NEAR * temperature)]
+    return float(_mass(logits[column:column + 1], top, temperature)[0] / max(1.0, float(_mass(near, top, temperature).sum())))
 
 
 # ------------------------------------------------------------------------------------------- log-probabilities
