@@ -73,7 +73,7 @@ class Training:
                  schedule: Schedule, parts: Parts, progress: ProgressFn, cancel: Cancel) -> None:
         self.student, self.lessons, self.schedule = student, lessons, schedule
         self.parts, self.progress, self.cancel = parts, progress, cancel
-        self.head = student.head(head_ids)
+        self.own, self.head = student.own_head(head_ids), student.head(head_ids)
         self.judge = Judge(student, held_out, head_ids, LOOKED_AT)
         self.optimizer = torch.optim.AdamW(student.trained.values(), lr=schedule.rate, betas=BETAS, weight_decay=DECAY)
         self.step, self.seconds, self.tokens, self.curve = 0, 0.0, 0, []
@@ -132,7 +132,7 @@ class Training:
     def _distance(self, hidden: Tensor, windows: Sequence[Window], target: Tensor) -> Tensor:
         """hidden [B, T, H] against target [n, H], which has the places of all windows one after another."""
         rows = torch.cat([hidden[row, window.places] for row, window in enumerate(windows)])
-        return divergence(rows, target, self.head, self.student.cap)
+        return divergence(rows, target, self.own, self.head, self.student.cap)
 
     # ---- looking and keeping
     def _look(self, loss: float) -> None:
@@ -183,7 +183,7 @@ class Judge:
     def __init__(self, student: Student, lessons: Lessons, head_ids: Sequence[int] | None, most: int | None = None) -> None:
         """``most``: only that many windows are judged."""
         self.student, self.lessons, self.windows = student, lessons, lessons.windows[:most]
-        self.whole = student.head()
+        self.whole, self.own = student.head(), student.own_head(head_ids)
         self.ids = None if head_ids is None else torch.tensor(head_ids, device=student.device)
 
     @torch.no_grad()
@@ -211,9 +211,5 @@ class Judge:
 
     def _draft(self, rows: Tensor) -> Tensor:
         """The draft's probabilities, 0 outside its ids."""
-        logits = capped((rows.to(self.whole.dtype) @ self.whole.T).float(), self.student.cap)
-        if self.ids is None:
-            return logits.softmax(-1)
-        out = torch.zeros_like(logits)
-        out[:, self.ids] = logits[:, self.ids].softmax(-1)
-        return out
+        found = capped((rows.to(self.own.dtype) @ self.own.T).float(), self.student.cap).softmax(-1)
+        return found if self.ids is None else found.new_zeros(len(found), len(self.whole)).index_copy_(1, self.ids, found)

@@ -18,6 +18,7 @@ from torch.nn.functional import log_softmax
 from backends.base import NotSupported
 from backends.compress.join import JOIN, joined, shifted
 from backends.compress.skeleton import Skeleton, matrix_of
+from backends.engine.draft_weights import four_bits
 from backends.engine.weights import WeightSource
 
 ROWS = 512              # rows whose logits are in memory at once
@@ -78,6 +79,11 @@ class Student:
         rows = matrix if ids is None else matrix[torch.tensor(ids, device=matrix.device)]
         return rows.to(torch.float32 if self.precision == "float32" else torch.bfloat16).contiguous()
 
+    def own_head(self, ids: Sequence[int] | None = None) -> Tensor:
+        """The rows that the draft itself reads: some are borrowed in 4 bits, all of them as they are."""
+        rows = self.head(ids)
+        return rows if ids is None else four_bits(rows.float().cpu()).dequantize(rows.dtype).to(rows.device)
+
     def values(self) -> dict[str, Tensor]:
         """As files have them: J for states as they are."""
         found = {name: parameter.detach() for name, parameter in self.trained.items()}
@@ -130,30 +136,30 @@ def capped(logits: Tensor, cap: float | None) -> Tensor:
 
 # ---------------------------------------------------------------------------------------------- the distance
 class _Divergence(torch.autograd.Function):
-    """Mean forward KL over rows, nats: sum p (log p - log q) with p, q over the same head rows. The gradient is made in the
+    """Mean forward KL over rows, nats: sum p (log p - log q) with p, q over the same ids. The gradient is made in the
     same sweep, piece by piece, so that no whole matrix of logits is ever kept."""
 
     @staticmethod
-    def forward(ctx: Any, student: Tensor, teacher: Tensor, head: Tensor, cap: float | None) -> Tensor:
+    def forward(ctx: Any, student: Tensor, teacher: Tensor, own: Tensor, head: Tensor, cap: float | None) -> Tensor:
         gradient, total = torch.empty_like(student), student.new_zeros(())
         for at in range(0, len(student), ROWS):
             rows = slice(at, at + ROWS)
-            logits = capped((student[rows].to(head.dtype) @ head.T).float(), cap)
+            logits = capped((student[rows].to(own.dtype) @ own.T).float(), cap)
             log_p = log_softmax(capped((teacher[rows].to(head.dtype) @ head.T).float(), cap), -1)
             log_q, p = log_softmax(logits, -1), log_p.exp()
             total += (p * log_p.sub_(log_q)).sum()
             slope = log_q.exp_().sub_(p)
             if cap is not None:
                 slope *= 1 - (logits / cap).square()
-            gradient[rows] = (slope.to(head.dtype) @ head).float()
+            gradient[rows] = (slope.to(own.dtype) @ own).float()
         ctx.save_for_backward(gradient / len(student))
         return total / len(student)
 
     @staticmethod
-    def backward(ctx: Any, outer: Tensor) -> tuple[Tensor, None, None, None]:
-        return ctx.saved_tensors[0] * outer, None, None, None
+    def backward(ctx: Any, outer: Tensor) -> tuple[Tensor, None, None, None, None]:
+        return ctx.saved_tensors[0] * outer, None, None, None, None
 
 
-def divergence(student: Tensor, teacher: Tensor, head: Tensor, cap: float | None = None) -> Tensor:
-    """Mean over rows of KL(teacher ‖ student), nats. student float32 [n, H], teacher [n, H], head [V, H]."""
-    return _Divergence.apply(student, teacher, head, cap)
+def divergence(student: Tensor, teacher: Tensor, own: Tensor, head: Tensor, cap: float | None = None) -> Tensor:
+    """Mean over rows of KL(teacher ‖ student), nats. student float32 [n, H], teacher [n, H], their heads [V, H] each."""
+    return _Divergence.apply(student, teacher, own, head, cap)

@@ -23,7 +23,8 @@ from backends.gguf_file import read_model
 from backends.kernels import QWeight
 
 EMBEDDINGS, HEAD, IDS = "model.embed_tokens", "lm_head", "lm_head.ids"
-GROUP = 32              # inputs that share a scale where a float head is rounded to 8 bits
+GROUP = 32              # inputs that share a scale where a head is rounded
+RANGES = (1.0, 0.92, 0.84, 0.76)
 
 Weight = tuple[QWeight | Tensor, Tensor | None]
 
@@ -70,25 +71,38 @@ def tied(parent: WeightSource) -> bool:
 
 
 def rows_of(weight: QWeight | Tensor, ids: Tensor) -> QWeight:
-    """Some rows, quantized as they are; of a float matrix in 8 bits, which cost a guess in a thousand and half of the time."""
+    """Some rows in 4 bits, since reading them is the largest part of a guess: as they are where they have no more, else rounded."""
     if isinstance(weight, Tensor):
-        return eight_bits(weight[ids].float())
+        return four_bits(weight[ids].float())
     pick = lambda value: None if value is None else value[ids].contiguous()  # noqa: E731
-    return QWeight(weight.codes[ids].contiguous(), pick(weight.scale), pick(weight.zero), pick(weight.bias), weight.bits,
-                   weight.group, weight.perm)
+    picked = QWeight(weight.codes[ids].contiguous(), pick(weight.scale), pick(weight.zero), pick(weight.bias), weight.bits,
+                     weight.group, weight.perm)
+    return picked if picked.bits <= 4 else four_bits(picked.dequantize())
 
 
-def eight_bits(rows: Tensor) -> QWeight:
-    """float32 [N, K] to the nearest of 255 levels, one scale for `GROUP` neighbours (a ragged end shares the last one)."""
+def four_bits(rows: Tensor) -> QWeight:
+    """float32 [N, K] to 16 levels with offsets, for each `GROUP` neighbours (a ragged end has zeros behind it) over that part of
+    their range, of `RANGES`, which leaves the smallest squared error."""
     count, width = rows.shape
     groups = -(-width // GROUP)
     padded = torch.zeros(count, groups * GROUP)
     padded[:, :width] = rows
     parts = padded.view(count, groups, GROUP)
-    scale = (parts.abs().amax(-1) / 127).clamp_min(2.0 ** -24).half()
-    codes = (parts / scale.float()[..., None]).round_().clamp_(-127, 127).add_(128).to(torch.uint8)
-    zero = torch.full((count, groups), 128, dtype=torch.uint8)
-    return QWeight(codes.view(count, -1)[:, :width].contiguous(), scale, zero, None, 8, GROUP)
+    low, high = parts.amin(-1), parts.amax(-1)
+    best = None
+    for part in RANGES:
+        scale = ((high - low) * part / 15).clamp_min(2.0 ** -24).half()
+        bias = (low + (high - low) * (1 - part) / 2).half()
+        codes = ((parts - bias.float()[..., None]) / scale.float()[..., None]).round_().clamp_(0, 15)
+        error = (codes * scale.float()[..., None] + bias.float()[..., None] - parts).square().sum(-1)
+        if best is None:
+            best = [error, scale, bias, codes]
+            continue
+        better = error < best[0]
+        best = [torch.where(better[..., None] if new.ndim == 3 else better, new, old)
+                for new, old in zip((error, scale, bias, codes), best)]
+    _, scale, bias, codes = best
+    return QWeight(codes.to(torch.uint8).view(count, -1)[:, :width].contiguous(), scale, None, bias, 4, GROUP)
 
 
 def borrowed_digest(parent: WeightSource) -> str:
