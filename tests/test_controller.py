@@ -8,8 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from backends.base import Draft, DraftJob, DraftSpec, Sampling
-from backends.engine.controller import HORIZON, LENGTHS, Controller
+from backends.engine.controller import Controller
 from backends.engine.costs import Acceptance, DraftCosts, PassCosts
+from backends.engine.course import HORIZON, LENGTHS
 
 FLAT, REAL, STEEP, LINEAR = (lambda r: 1 + .02 * (r - 1)), (lambda r: 1 + .16 * (r - 1)), (lambda r: 1 + .5 * (r - 1)), float
 PLAIN = 0.01                # seconds of a plain pass

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from backends.base import DraftSpec, Sampling
-from backends.engine.controller import LENGTHS
+from backends.engine.course import LENGTHS
 from backends.engine.loop import Engine
 from backends.errors import InvalidRequest, ModelNotLoaded, NotSupported
 from tests.toys import EOS, ToyDecoder, ask, drain, forced, naive, toy_model

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from backends.base import Drafter, FinishReason, GainzError, Step, TokenLogprob
 from backends.engine import sampler
-from backends.engine.controller import LENGTHS, Controller
+from backends.engine.controller import Controller
+from backends.engine.course import LENGTHS
 from backends.engine.embed import EmbedQueue
 from backends.engine.grammar import Grammars
 from backends.engine.measure import measure, measure_draft

@@ -15,7 +15,7 @@ from backends import speculative
 from backends.base import Cancel, DraftSpec, Drafter, Event, ModelNotLoaded, NotSupported, QueueFull, Request
 from backends.engine import intake, noise, sampler
 from backends.engine.bridge import RetokenizingDrafter
-from backends.engine.controller import Course
+from backends.engine.course import Course
 from backends.engine.embed import EmbedJob
 from backends.engine.drafters import FirstOf, ModelDrafter
 from backends.engine.lane import Lane

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from backends.base import (Cancel, Drafter, Event, FinishReason, GainzError, Progress, Request, Sampling, Slot, Timing,
                            TokenLogprob, Usage)
-from backends.engine.controller import Course
+from backends.engine.course import Course
 from backends.engine.detokenize import Detokenizer
 from backends.engine.grammar import Constraint
 from backends.engine.sampler import History, is_plain
