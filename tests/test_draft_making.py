@@ -3,6 +3,7 @@ manifest says afterwards, and the draft that comes with the program."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import fields
 from pathlib import Path
@@ -104,6 +105,39 @@ def test_the_draft_that_comes_with_the_program_is_put_beside_the_starter_once(tm
     assert starter_draft.place(store, print, Cancel(), shipped) == "starter-draft"
     assert store.names() == ["starter-draft"] and (store.path("starter-draft") / "mark").exists()
     assert starter_draft.place(store, print, Cancel(), tmp_path / "nothing") is None
+
+
+def shipped_draft(folder: Path, weights: bytes) -> tuple[Path, str]:
+    """A draft as it comes with the program, and the digest of its weights."""
+    folder.mkdir()
+    digest = hashlib.sha256(weights).hexdigest()
+    (folder / "model.safetensors").write_bytes(weights)
+    (folder / "manifest.json").write_text(json.dumps({"method": "draft", "files": [
+        {"path": "model.safetensors", "size": len(weights), "sha256": digest}]}))
+    return folder, digest
+
+
+def test_a_draft_that_an_older_program_brought_is_replaced_and_kept_and_nobodys_choice_is_touched(tmp_path, monkeypatch):
+    older, digest = shipped_draft(tmp_path / "older", b"older")
+    newer, _ = shipped_draft(tmp_path / "newer", b"newer")
+    own, _ = shipped_draft(tmp_path / "own", b"somebody's own")
+    monkeypatch.setattr(starter_draft, "RETIRED", frozenset({digest}))
+    store, weights = Store(tmp_path / "models"), lambda: (store.path("starter-draft") / "model.safetensors").read_bytes()
+    starter_draft.place(store, print, Cancel(), older)
+    starter_draft.place(store, print, Cancel(), newer)
+    assert weights() == b"newer" and store.verify("starter-draft").ok
+    store.revisions.rollback("starter-draft")
+    starter_draft.place(store, print, Cancel(), newer)
+    assert weights() == b"older", "going back was somebody's choice"
+    store = Store(tmp_path / "pinned")
+    starter_draft.place(store, print, Cancel(), older)
+    store.revisions.pin("starter-draft")
+    starter_draft.place(store, print, Cancel(), newer)
+    assert weights() == b"older"
+    store = Store(tmp_path / "third")
+    starter_draft.place(store, print, Cancel(), own)
+    starter_draft.place(store, print, Cancel(), newer)
+    assert weights() == b"somebody's own"
 
 
 def test_what_is_shipped_is_small_and_as_its_manifest_says(tmp_path):

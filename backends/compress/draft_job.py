@@ -35,7 +35,7 @@ from backends.engine.assemble import assemble, trained_context
 from backends.engine.room import UNKNOWN_CONTEXT
 
 FORMAT = 4                              # of the parts: another number, and old parts are not gone on with
-SAY, LISTEN, TRAIN = 0.26, 0.12, 0.57   # shares of the minutes; the rest: choosing, rounding, measuring
+SAY, LISTEN, TRAIN = 0.26, 0.16, 0.53   # shares of the minutes; the rest: choosing, rounding, measuring
 JUDGED = (4, 128)                       # windows and their tokens by which layers are chosen
 TEXT_SHARE = {True: 0.1, False: 0.3}    # of what a draft learns from: plain text, for models with and without a chat template
 LENGTH = ("minutes", "steps")           # options that decide only where it ends
