@@ -37,7 +37,7 @@ LENGTHS = (1, 2, 3, 4, 5, 6, 7, 11, 15)      # ids of a draft, where its length 
 MARGIN = 1.05               # gain below which drafting is not worth its risk: what is measured here misses a hundredth or two of it
 SETTLE = 2                  # plain passes before anything is judged by them
 REFRESH = 32                # drafted passes after which a plain one is measured again
-KEPT = 8                    # passes for which a length that was found is not looked for again, where nothing was drafted meanwhile
+KEPT = 8                    # passes for which a length, or what ids cost, is not looked for again, where nothing was drafted meanwhile
 NAP = 6                     # passes for which a model that was declined is not asked: between two passes all code is slow
 PATIENT, SELDOM = 12, 4     # vain looks in a text after which it is looked up every second pass, then every third; never more seldom
 SURE = 7                    # most ids of a draft that ends by itself
@@ -67,6 +67,7 @@ class Course:
         self.controller, self.spec, self.ratio, self.prompt = controller, spec, ratio, prompt
         self._calibration = controller.calibration(spec.name, greedy)
         self._going: Going | None = None                    # of the draft that is being made
+        self._priced: tuple[int, ...] = ()                  # under which circumstances
         self._gain: Gain | None = None                      # of what a model drafts here
         self._sure: list[float] = []                        # of the draft that is being verified
         self.spent = False                                  # has a model made ids for this pass?
@@ -163,7 +164,9 @@ class Course:
             self._at = 0 if again else self._at
             self._at = self._text if reading <= AT_ONCE else self._at + AT_ONCE
         if source == MODEL:
-            self._going = self._goes(best)
+            priced = self._base, best, self._passes // KEPT
+            if self._priced != priced:
+                self._going, self._priced = self._goes(best), priced
         return best
 
     def more(self, sure: Sequence[float]) -> bool:
