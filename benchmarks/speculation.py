@@ -74,7 +74,8 @@ def workloads(tokens: int, own: str, draft: str | None) -> Iterator[Workload]:
 
 # ---------------------------------------------------------------------------------------------- a draft by a script
 class Scripted:
-    """Knows the plain answers; each id of a draft is right with probability `RIGHT`, and takes `SHARE` of a plain pass."""
+    """Knows the plain answers; each id of a draft is right with probability `RIGHT`, and it says so; each takes `SHARE` of a plain
+    pass."""
 
     def __init__(self) -> None:
         self.truth: list[int] = []
@@ -86,10 +87,15 @@ class Scripted:
 
     def _one(self, job: DraftJob) -> Draft:
         ahead = self.truth[len(job.tokens):][:job.most(MODEL)]
-        until = time.perf_counter() + len(ahead) * SHARE * self.plain
-        draft = Draft([token if self._random.random() < RIGHT else token ^ 1 for token in ahead], MODEL)
-        while time.perf_counter() < until:
-            pass
+        sure: list[float] = []                              # it says of each id what is true of all
+        while len(sure) < len(ahead) and (not sure or job.judge is None or job.judge.more(sure)):
+            sure.append(RIGHT)
+            until = time.perf_counter() + SHARE * self.plain
+            while time.perf_counter() < until:
+                pass
+        worth = job.judge.worth(sure) if sure and job.judge is not None else len(sure)
+        draft = Draft([token if self._random.random() < RIGHT else token ^ 1 for token in ahead[:worth]], MODEL)
+        draft.dropped = len(sure) - worth
         return draft
 
     reads_states = False
