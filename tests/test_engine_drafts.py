@@ -8,8 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from backends.base import DraftSpec, Sampling
+from backends.base import DraftJob, DraftSpec, Sampling
 from backends.engine.course import LENGTHS
+from backends.engine.drafters import ModelDrafter
 from backends.engine.loop import Engine
 from backends.errors import InvalidRequest, ModelNotLoaded, NotSupported
 from tests.toys import EOS, ToyDecoder, ask, drain, forced, naive, toy_model
@@ -116,6 +117,34 @@ def test_a_draft_of_the_model_itself_is_always_right_at_any_temperature():
         drain(engine)
         usage = got.check().last.usage
         assert usage.accepted == usage.drafted == 24 and usage.passes == 7
+
+
+class Strict:
+    """A judge that lets so many ids be made, and so many be verified."""
+
+    def __init__(self, made, worth):
+        self.made, self.verified, self.seen = made, worth, []
+
+    def more(self, sure):
+        self.seen.append(list(sure))
+        return len(sure) < self.made
+
+    def worth(self, sure):
+        return self.verified
+
+
+def test_a_model_ends_its_draft_where_the_judge_does_and_tells_how_sure_it_was():
+    model, text = toy_model(), list(PROMPT)
+    plain = ModelDrafter(model.decoder).propose([DraftJob(text, 6, Sampling(), 0)])[0]
+    assert len(plain) == 6 and plain.dropped == 0
+    judge, other = Strict(4, 3), Strict(9, 0)
+    drafts = ModelDrafter(model.decoder).propose([DraftJob(text, 6, Sampling(), 0, 1, judge=judge),
+                                                  DraftJob(text, 6, Sampling(), 0, 2), DraftJob(text, 2, Sampling(), 0, 3, judge=other)])
+    assert [list(draft) for draft in drafts] == [plain[:3], plain, []] and [draft.dropped for draft in drafts] == [1, 0, 2]
+    assert [len(sure) for sure in judge.seen] == [1, 2, 3, 4] and len(other.seen) == 2
+    for place, sure in enumerate(judge.seen[-1]):
+        row = log_softmax(model.decoder.logits(text + plain[:place]))
+        assert sure == pytest.approx(float(np.exp(row[plain[place]])), rel=.1)
 
 
 def test_an_end_inside_a_draft_ends_there():

@@ -10,7 +10,7 @@ import torch
 
 from backends.base import Sampling
 from backends.engine import noise
-from backends.engine.sampler import History, choose, is_plain, logprobs, rows
+from backends.engine.sampler import History, choose, is_plain, logprobs, probability, rows
 from backends.errors import StepFailed
 
 P, Q = np.log([.5, .3, .2]).astype(np.float32), np.log([.2, .3, .5]).astype(np.float32)
@@ -215,3 +215,14 @@ def test_logits_of_some_ids_alone_give_what_all_give_with_the_others_out_of_reac
         whole[names] = few
         sampling = Sampling(**{"temperature": .9} | extra)
         assert choose(few, sampling, 5, position, names=names) == choose(whole, sampling, 5, position)
+
+
+@pytest.mark.parametrize("temperature", [0.0, .5, 1.0, 1.5])
+def test_the_probability_of_a_token_is_that_of_the_softmax_at_the_temperature(temperature):
+    """Far tokens are left out: it is too high, by what they would have had."""
+    for seed in range(4):
+        logits = (3 * torch.randn(4000, generator=torch.Generator().manual_seed(seed))).numpy()
+        exact = at(logits, temperature or 1.0)
+        for column in (int(logits.argmax()), 17):
+            found = probability(logits, column, Sampling(temperature=temperature))
+            assert exact[column] <= found * (1 + 1e-5) and found <= 1.35 * exact[column]
