@@ -31,11 +31,12 @@ class PassCosts:
 
     def saw(self, rows: int, seconds: float) -> None:
         mean, seen = self._mean.get(rows, seconds), self._seen.get(rows, 0) + 1
-        self._mean[rows] = mean + (seconds - mean) * max(RECENT, 1 / seen)
         self._seen[rows] = seen
         if seen <= WARM:
+            self._mean[rows] = min(mean, seconds)
             self._set(rows, min(self._value.get(rows, math.inf) * self._unit, seconds))
             return
+        self._mean[rows] = mean + (seconds - mean) * max(RECENT, 1 / (seen - WARM + 1))
         ratio = min(max(seconds / (self._value[rows] * self._unit), 1 / CLIP), CLIP)
         self._unit *= ratio ** DRAG
         self._value[rows] *= ratio ** (FOLLOW - DRAG)
@@ -51,7 +52,8 @@ class PassCosts:
             self._seen[rows] = WARM + 1
 
     def mean(self, rows: int) -> float | None:
-        """Of the recent measurements, disturbed ones included: for what is told, not for what is decided. None: there is none."""
+        """Of the recent measurements, disturbed ones included, those of kernels still set up not: for what is told, not for what is
+        decided. None: there is none."""
         return self._mean.get(rows)
 
     def seen(self, rows: int) -> int:
