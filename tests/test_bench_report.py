@@ -238,6 +238,7 @@ def test_exports():
     assert len(rows) == 8 and float(rows[0]["b_decode"]) == 150.0 and rows[1]["first"] == "b" and rows[0]["bandwidth"] == "20000000000.0"
     text = exports.to_markdown(said)
     assert said["sentence"] in text and "| decode, tok/s | 100 | 150 | 1.5 |" in text
+    assert "Differs: draft none → lookup." in exports.to_markdown(said | {"differs": {"draft": (None, "lookup")}})
     entries = json.loads(exports.to_llama_bench(said))
     assert [(entry["n_prompt"], entry["n_gen"]) for entry in entries] == [(20, 0), (0, 8)] * 2
     assert entries[3]["avg_ts"] == pytest.approx(150) and entries[3]["avg_ns"] == round(1e9 * 8 / 150) and entries[3]["model_filename"] == "small"

@@ -57,8 +57,12 @@ def to_markdown(report: Report) -> str:
               f"A against A: {_calibration(report, calibration)}. {where['processor']}, {where['system']}, "
               f"Gainz {where['gainz']}, {report['made']}."]
     if report["differs"]:
-        lines += ["", "Differs: " + ", ".join(f"{key} {old} → {new}" for key, (old, new) in report["differs"].items()) + "."]
+        lines += ["", "Differs: " + ", ".join(f"{key} {_said(old)} → {_said(new)}" for key, (old, new) in report["differs"].items()) + "."]
     return "\n".join(lines) + "\n"
+
+
+def _said(value: Any) -> str:
+    return "none" if value is None else str(value)
 
 
 # ---------------------------------------------------------------------------------------------- other tools' formats
