@@ -57,7 +57,7 @@ class Controller:
         """``before``: what is believed at first."""
         found = self._gains.get((draft, modelled))
         if found is None:
-            found = self._gains[draft, modelled] = Gain(before, 4.0, 0.98)
+            found = self._gains[draft, modelled] = Gain(before, 8.0, 0.996)
         return found
 
     def proven(self, draft: str) -> bool:

@@ -14,6 +14,7 @@ FOLLOW, DRAG = 0.15, 0.05   # how fast a cost follows its own measurements, and 
 RECENT = 0.02               # weight of the last measurement in a mean
 CLIP = 1.25                 # a measurement beyond this factor is taken for it: somebody else had the processor
 FIRST_WAIT, LAST_WAIT = 6, 192      # passes between two trials of what does not pay
+HOPE, SPREAD = 1.5, 0.3     # standard errors; variance of a drafted pass's gain, as it is believed at first, in plain passes
 ENOUGH = 24                 # drafted passes by which one may say that drafts pay
 SLOPE = 0.1                 # first guess: what a row more costs, as a part of one row's pass
 
@@ -203,7 +204,7 @@ class Gain:
 
     def __init__(self, before: tuple[float, float] | Gain, weight: float, keep: float) -> None:
         self._before, self._weight, self._keep = before, weight, keep
-        self._tokens = self._passes = self._counted = 0.0
+        self._tokens = self._passes = self._squares = self._counted = 0.0
         self._seen = 0
 
     def saw(self, tokens: float, passes: float) -> None:
@@ -211,6 +212,7 @@ class Gain:
         self._counted = self._counted * self._keep + 1
         self._tokens = self._tokens * self._keep + tokens
         self._passes = self._passes * self._keep + passes
+        self._squares = self._squares * self._keep + (tokens - passes) ** 2
 
     def means(self) -> tuple[float, float]:
         before = self._before.means() if isinstance(self._before, Gain) else self._before
@@ -222,6 +224,15 @@ class Gain:
         """How many times as fast as plain decoding."""
         tokens, passes = self.means()
         return (1 + tokens) / max(1 + passes, 1e-9)
+
+    @property
+    def hope(self) -> float:
+        """What the ratio may well be: `HOPE` standard errors more. Drafts that came out badly by chance are not given up for that; what
+        is really lost to them is bounded elsewhere."""
+        tokens, passes = self.means()
+        spread = (self._squares + SPREAD * self._weight) / (self._counted + self._weight) - (tokens - passes) ** 2
+        error = math.sqrt(max(spread, SPREAD / 4) / (self._counted + self._weight))
+        return (1 + tokens + HOPE * error) / max(1 + passes, 1e-9)
 
     @property
     def proven(self) -> bool:

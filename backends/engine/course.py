@@ -187,7 +187,8 @@ class Course:
         return Going(self._calibration, rows, pace * (drafting(2) - drafting(1)), self._luck_of(MODEL).rates(most))
 
     def _pays(self) -> bool:
-        return self._gained().ratio > MARGIN
+        gained = self._gained()
+        return gained.hope > 1 and self.controller.gain(self.spec.name, True).hope > 1
 
     def _gained(self) -> Gain:
         """What a model's drafts bring here: at first as fixed lengths would, by what is believed; then as in other answers."""

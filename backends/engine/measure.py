@@ -12,12 +12,14 @@ from backends.base import Decoder, Drafter, DraftJob, Sampling, Step
 from backends.engine.costs import WARM, DraftCosts, PassCosts
 
 BEFORE = 32                 # tokens of the throw-away text in front
+SET_UP, TURNS = 2, 6        # passes of a number of rows that set kernels up, and that are measured
 LONGER = 3                  # ids of a longer draft
 NOBODY = -1                 # the throw-away text's number among a drafter's sequences
 
 
 def measure(decoder: Decoder, costs: PassCosts, rows: tuple[int, ...], clock: Callable[[], float]) -> Iterator[None]:
-    """Passes of a throw-away text: each step of the iterator is one. Gives its room back when it ends or is closed."""
+    """Passes of a throw-away text, those of many rows and those of one in turns, so that both see the same machine: each step of the
+    iterator is one. Gives its room back when it ends or is closed."""
     missing = [count for count in rows if costs.seen(count) <= WARM]
     most = BEFORE + max(missing, default=1)
     if not missing or most > decoder.context:
@@ -29,19 +31,19 @@ def measure(decoder: Decoder, costs: PassCosts, rows: tuple[int, ...], clock: Ca
             return
         decoder.extend([Step(slot, text[:BEFORE], 0)])
         yield
-        one = 0.0
-        for count in (1, *missing):
-            fastest = float("inf")
-            for turn in range(WARM + 1):
-                decoder.reserve(slot, count)
-                began = clock()
-                decoder.extend([Step(slot, text[BEFORE - turn:BEFORE - turn + count], count)])
-                fastest = min(fastest, clock() - began)
-                decoder.truncate(slot, BEFORE)
-                yield
-            one = one or fastest
+        for count in missing:
+            fastest = dict.fromkeys((1, count), float("inf"))
+            for turn in range(SET_UP + TURNS):
+                for size in fastest:
+                    decoder.reserve(slot, size)
+                    began = clock()
+                    decoder.extend([Step(slot, text[BEFORE - turn:BEFORE - turn + size], size)])
+                    if turn >= SET_UP:
+                        fastest[size] = min(fastest[size], clock() - began)
+                    decoder.truncate(slot, BEFORE)
+                    yield
             if count > 1 and costs.seen(1):
-                costs.learn(count, costs.expected(1) * fastest / one)
+                costs.learn(count, costs.expected(1) * fastest[count] / fastest[1])
     finally:
         decoder.release(slot)
 
