@@ -141,7 +141,7 @@ def test_a_model_ends_its_draft_where_the_judge_does_and_tells_how_sure_it_was()
     drafts = ModelDrafter(model.decoder).propose([DraftJob(text, 6, Sampling(), 0, 1, judge=judge),
                                                   DraftJob(text, 6, Sampling(), 0, 2), DraftJob(text, 2, Sampling(), 0, 3, judge=other)])
     assert [list(draft) for draft in drafts] == [plain[:3], plain, []] and [draft.dropped for draft in drafts] == [1, 0, 2]
-    assert [len(sure) for sure in judge.seen] == [1, 2, 3, 4] and len(other.seen) == 2
+    assert [len(sure) for sure in judge.seen] == [1, 2, 3, 4] and len(other.seen) == 1, "the second was the last anyway"
     for place, sure in enumerate(judge.seen[-1]):
         row = log_softmax(model.decoder.logits(text + plain[:place]))
         assert sure == pytest.approx(float(np.exp(row[plain[place]])), rel=.1)

@@ -148,6 +148,25 @@ def common(one: Sequence[int], other: Sequence[int]) -> int:
 
 
 # ------------------------------------------------------------------------------------------- a model
+@dataclass(eq=False, slots=True)
+class _Begun:
+    """One job's draft on its way. ``feed``: what the draft reads next, [] where it has ended. ``plain``: the likeliest id is taken."""
+
+    job: DraftJob
+    most: int
+    feed: list[int]
+    sampling: Sampling
+    plain: bool
+    draft: Draft
+    sure: list[float]
+
+    def ended(self) -> Draft:
+        if self.sure and self.job.judge is not None:
+            self.draft.dropped = len(self.draft) - self.job.judge.worth(self.sure)
+            del self.draft[len(self.draft) - self.draft.dropped:]
+        return self.draft
+
+
 class ModelDrafter:
     """A smaller model with the same vocabulary. It samples with the noise of the place, as the target will: where the two
     agree on the distribution they agree on the token. All sequences advance together, one `extend` for each token.
@@ -161,39 +180,36 @@ class ModelDrafter:
         self._checked: dict[int, int] = {}          # sequence → so many of its ids are known; -1: some are not
 
     def propose(self, batch: Sequence[DraftJob]) -> list[Draft]:
-        drafts = [Draft(source=MODEL) for _ in batch]
-        most = [job.most(MODEL) for job in batch]
-        samplings = [self._own(job.sampling) for job in batch]
-        feeds = [self._first(job, k) for job, k in zip(batch, most)]
-        sure: list[list[float]] = [[] for _ in batch]
-        while True:
-            active = [i for i, job in enumerate(batch) if feeds[i] and len(drafts[i]) < most[i]
-                      and self.places.reserve(job.sequence, len(feeds[i]))]
-            if not active:
-                break
-            rows = self.places.extend([(batch[i].sequence, feeds[i]) for i in active])
-            for i, row in zip(active, rows):
-                token = sampler.choose(row, samplings[i], batch[i].seed, len(batch[i].tokens) + len(drafts[i]),
-                                       scan=self.places.scan, names=self.places.columns)
-                feeds[i] = [token] if self.known is None or token < self.known else []
-                drafts[i] += feeds[i]
-                if feeds[i] and batch[i].judge is not None:
-                    sure[i].append(sampler.probability(row, self.places.place(token), samplings[i], self._near))
-                    feeds[i] = feeds[i] if batch[i].judge.more(sure[i]) else []
-        for job, draft, each in zip(batch, drafts, sure):
-            if each:
-                draft.dropped = len(draft) - job.judge.worth(each)
-                del draft[len(draft) - draft.dropped:]
-        return drafts
+        begun = [self._begin(job) for job in batch]
+        while active := [one for one in begun if one.feed and self.places.reserve(one.job.sequence, len(one.feed))]:
+            for one, row in zip(active, self.places.extend([(one.job.sequence, one.feed) for one in active])):
+                self._add(one, row)
+        return [one.ended() for one in begun]
 
-    def _first(self, job: DraftJob, most: int) -> list[int]:
-        """What to feed before the first token; nothing where nothing is to be drafted, or where the text holds an id that
-        the draft does not know."""
-        if not most or not self._knows(job):
-            return []
-        return self.places.catch_up(job.sequence, job.tokens, job.read, most, job.kept)
+    def _begin(self, job: DraftJob) -> _Begun:
+        most = job.most(MODEL)
+        feed = self.places.catch_up(job.sequence, job.tokens, job.read, most, job.kept) if most and self._knows(job) else []
+        sampling = self._own(job.sampling) if feed else job.sampling
+        return _Begun(job, most, feed, sampling, sampler.is_plain(sampling, None, ()), Draft(source=MODEL), [])
+
+    def _add(self, one: _Begun, row: np.ndarray) -> None:
+        """The next id, and whether there is to be one more."""
+        judge, names = one.job.judge, self.places.columns
+        if one.plain:
+            column, sure = sampler.surest(row)
+            token = column if names is None else int(names[column])
+        else:
+            token = sampler.choose(row, one.sampling, one.job.seed, len(one.job.tokens) + len(one.draft), scan=self.places.scan, names=names)
+            sure = 1.0 if judge is None else sampler.probability(row, self.places.place(token), one.sampling, self._near)
+        one.feed = []
+        if self.known is None or token < self.known:
+            one.draft.append(token)
+            one.sure.append(sure)
+            if len(one.draft) < one.most and (judge is None or judge.more(one.sure)):
+                one.feed = [token]
 
     def _knows(self, job: DraftJob) -> bool:
+        """Of a text that holds an id which the draft does not know, nothing is drafted."""
         if self.known is None:
             return True
         checked = self._checked.get(job.sequence, 0)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -47,6 +47,7 @@ class PagedDecoder:
         self.pool = PagePool(kv.pages, PAGE)
         named = getattr(arch, "columns", None)
         self.columns = None if named is None else named[named < vocab.size].cpu().numpy()
+        self._width = vocab.size if self.columns is None else len(self.columns)       # of a narrow row
         self._batch = Batches(arch, self.device, kv.pages)
         self.steps = self.rows = self.asked = self.reused = 0
 
@@ -114,7 +115,7 @@ class PagedDecoder:
     @torch.inference_mode()
     def extend(self, steps: Sequence[Step], *, narrow: bool = False) -> list[Tensor]:
         """``narrow``: of ``columns`` only, float32 [want, columns]; the others would be -inf."""
-        head, width = (self.arch.narrow, len(self.columns)) if narrow else (self.arch.logits, self.vocab.size)
+        head, width = (self.arch.narrow, self._width) if narrow else (self.arch.logits, self.vocab.size)
         for step in steps:
             self._make_writable(step.slot, len(step.tokens))
         hidden = self.arch.forward(batch := self._batch(steps), self.kv.layers)
@@ -130,11 +131,16 @@ class PagedDecoder:
         token before each. Returns logits of ``columns`` for each step, and its own stream of the wanted rows, [wanted, H]."""
         for step in steps:
             self._make_writable(step.slot, len(step.tokens))
-        batch = replace(self._batch(steps), states=states.to(self.device, torch.float32).contiguous())
-        rows = _of(self.arch.forward(batch, self.kv.layers), batch.wanted).clone()
-        logits = fetch(self.arch.narrow(rows)[:, :self.vocab.size]) if len(rows) else rows
+        batch = self._batch(steps)
+        batch.states = states if states.dtype == torch.float32 and states.is_contiguous() and states.device == self.device else \
+            states.to(self.device, torch.float32).contiguous()
+        hidden = self.arch.forward(batch, self.kv.layers)
+        rows = (hidden[-steps[0].want:] if len(steps) == 1 and steps[0].want else _of(hidden, batch.wanted)).clone()
+        logits = fetch(self.arch.narrow(rows)) if len(rows) else rows
+        if logits.shape[1] > self._width:
+            logits = logits[:, :self._width]
         self._settle(steps, batch)
-        return list(logits.split([step.want for step in steps])), rows
+        return [logits] if len(steps) == 1 else list(logits.split([step.want for step in steps])), rows
 
     def _keep(self, steps: Sequence[Step], hidden: Tensor) -> None:
         """The rows of sequences whose states a draft reads; the next pass writes over ``hidden``."""

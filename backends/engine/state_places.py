@@ -85,8 +85,14 @@ class StatePlaces(Places):
         return torch.zeros(end - begin, self.decoder.arch.hidden, device=self.decoder.device)
 
     def extend(self, feeds: Sequence[tuple[int, list[int]]]) -> list:
+        if len(feeds) == 1:                                 # nearly always, and told apart since all code is slow here
+            (sequence, ids), = feeds
+            trail = self._known[sequence]
+            rows, stream = self.decoder.follow([Step(trail.slot, ids, 1)], trail.states)
+            trail.sure, trail.known, trail.states = trail.sure + trail.known, 0, stream
+            return [sampler.rows(rows[0])[0]]
         trails = [self._known[sequence] for sequence, _ in feeds]
-        states = trails[0].states if len(trails) == 1 else torch.cat([trail.states for trail in trails])
+        states = torch.cat([trail.states for trail in trails])
         rows, stream = self.decoder.follow([Step(trail.slot, ids, 1) for trail, (_, ids) in zip(trails, feeds)], states)
         for place, trail in enumerate(trails):
             trail.sure, trail.known = trail.sure + trail.known, 0
