@@ -14,6 +14,7 @@ FOLLOW, DRAG = 0.15, 0.05   # how fast a cost follows its own measurements, and 
 RECENT = 0.02               # weight of the last measurement in a mean
 CLIP = 1.25                 # a measurement beyond this factor is taken for it: somebody else had the processor
 FIRST_WAIT, LAST_WAIT = 6, 192      # passes between two trials of what does not pay
+LATELY = 8                  # passes of a number of rows that are as good as measuring it while nobody waits
 HOPE, SPREAD = 1.5, 0.3     # standard errors; variance of a drafted pass's gain, as it is believed at first, in plain passes
 ENOUGH = 24                 # drafted passes by which one may say that drafts pay
 SLOPE = 0.1                 # first guess: what a row more costs, as a part of one row's pass
@@ -29,10 +30,12 @@ class PassCosts:
         self._seen: dict[int, int] = {}
         self._mean: dict[int, float] = {}
         self._rows: list[int] = []              # the known numbers of rows, rising
+        self._lately: dict[int, int] = {}       # measurements of each since `learn` was last of it
 
     def saw(self, rows: int, seconds: float) -> None:
         mean, seen = self._mean.get(rows, seconds), self._seen.get(rows, 0) + 1
         self._seen[rows] = seen
+        self._lately[rows] = self._lately.get(rows, 0) + 1
         if seen <= WARM:
             self._mean[rows] = min(mean, seconds)
             self._set(rows, min(self._value.get(rows, math.inf) * self._unit, seconds))
@@ -47,10 +50,15 @@ class PassCosts:
         self._rows = sorted(self._value)
 
     def learn(self, rows: int, seconds: float) -> None:
-        """From outside, as good as several measurements; of no weight where there are as many already."""
-        if self._seen.get(rows, 0) <= WARM:
-            self._set(rows, seconds)
-            self._seen[rows] = WARM + 1
+        """From outside, as good as several measurements; where there are others, half way to it."""
+        known = self._value.get(rows) if self._seen.get(rows, 0) > WARM else None
+        self._set(rows, seconds if known is None else math.sqrt(seconds * known * self._unit))
+        self._seen[rows] = max(self._seen.get(rows, 0), WARM + 1)
+        self._lately[rows] = 0
+
+    def vague(self, rows: int) -> bool:
+        """Has it hardly been measured since `learn` was last of it, or never?"""
+        return self._seen.get(rows, 0) <= WARM or self._lately.get(rows, 0) < LATELY
 
     def mean(self, rows: int) -> float | None:
         """Of the recent measurements, disturbed ones included, those of kernels still set up not: for what is told, not for what is

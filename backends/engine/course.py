@@ -36,7 +36,7 @@ CAP = 16                    # plain passes: more than this is never saved up to 
 LENGTHS = (1, 2, 3, 4, 5, 6, 7, 11, 15)      # ids of a draft, where its length is chosen here: each number of rows has to be set up
 MARGIN = 1.05               # gain below which drafting is not worth its risk: what is measured here misses a hundredth or two of it
 SETTLE = 2                  # plain passes before anything is judged by them
-REFRESH = 32                # drafted passes after which a plain one is measured again
+REFRESH, AGAIN = 48, 2      # drafted passes after which a plain one is measured again; plain ones in a row that this takes
 KEPT = 8                    # passes for which a length, or what ids cost, is not looked for again, where nothing was drafted meanwhile
 NAP = 6                     # passes for which a model that was declined is not asked: between two passes all code is slow
 PATIENT, SELDOM = 12, 4     # vain looks in a text after which it is looked up every second pass, then every third; never more seldom
@@ -68,6 +68,7 @@ class Course:
         self._calibration = controller.calibration(spec.name, greedy)
         self._going: Going | None = None                    # of the draft that is being made
         self._priced: tuple[int, ...] = ()                  # under which circumstances
+        self._most, self._dearest = 0, 0.0                  # ids of that draft, and what is lost if all are wrong
         self._gain: Gain | None = None                      # of what a model drafts here
         self._sure: list[float] = []                        # of the draft that is being verified
         self.spent = False                                  # has a model made ids for this pass?
@@ -80,6 +81,7 @@ class Course:
         self.counts = Counts()
         self.read = 0                                       # tokens that the last call had to read first
         self._passes = self._plain = self._declined = 0     # _plain: passes since one without a draft
+        self._refreshing = 0                                # plain passes of a row that measures them again
         self._luck: dict[str, Acceptance] = {}
         self._trials = Trials()                             # of what is looked up: that depends on the text
         self._at = 0                                        # length of the text when a model last read it
@@ -104,7 +106,7 @@ class Course:
         self._passes += 1
         self.controller.passes += 1
         asleep = not self.modelled or self._passes < self._until
-        if self._plain >= REFRESH or asleep and (not self.looks or self._passes < self._look):
+        if self._plain >= REFRESH or self._refreshing or asleep and (not self.looks or self._passes < self._look):
             return None
         costs = self.controller.costs
         if costs.seen(streams) < SETTLE:
@@ -135,6 +137,8 @@ class Course:
 
     def limit(self, source: str) -> int:
         """How many ids of a draft from ``source`` are worth verifying now."""
+        if source == MODEL and self._as_before():
+            return self._most
         modelled = not source.startswith("lookup")
         if modelled and self._passes < self._until:
             return 0
@@ -164,10 +168,17 @@ class Course:
             self._at = 0 if again else self._at
             self._at = self._text if reading <= AT_ONCE else self._at + AT_ONCE
         if source == MODEL:
-            priced = self._base, best, self._passes // KEPT
-            if self._priced != priced:
-                self._going, self._priced = self._goes(best), priced
+            self._going, self._most, self._dearest = self._goes(best), best, self._worst(best, MODEL, 0)
+            self._priced = self._base, self._k, self._passes // KEPT
         return best
+
+    def _as_before(self) -> bool:
+        """May a model's next draft be as long as its last one, at the same prices? Where nothing is to be read, and all can be lost."""
+        if self._priced != (self._base, self._k, self._passes // KEPT) or self._text - self._at > NEAR or self._short \
+                or self._dearest > self.balance:
+            return False
+        self._at = self._text
+        return True
 
     def more(self, sure: Sequence[float]) -> bool:
         """See `backends.base.Judge`, as the next."""
@@ -243,6 +254,7 @@ class Course:
         answer ended before it, was wrong."""
         if not length:                                      # by far the most passes of a text that does not pay: kept short
             self._pending = self._before = NOTHING
+            self._refreshing = (self._refreshing + 1) % AGAIN if self._plain >= REFRESH or self._refreshing else 0
             self._plain = 0
             self._rests.tokens += made
             self._rests.passes += 1

@@ -20,7 +20,7 @@ NOBODY = -1                 # the throw-away text's number among a drafter's seq
 def measure(decoder: Decoder, costs: PassCosts, rows: tuple[int, ...], clock: Callable[[], float]) -> Iterator[None]:
     """Passes of a throw-away text, those of many rows and those of one in turns, so that both see the same machine: each step of the
     iterator is one. Gives its room back when it ends or is closed."""
-    missing = [count for count in rows if costs.seen(count) <= WARM]
+    missing = [count for count in rows if costs.vague(count)]
     most = BEFORE + max(missing, default=1)
     if not missing or most > decoder.context:
         return

@@ -128,14 +128,15 @@ class PagedDecoder:
     @torch.inference_mode()
     def follow(self, steps: Sequence[Step], states: Tensor) -> tuple[list[Tensor], Tensor]:
         """`extend` of a draft that reads ``states``, [rows of all steps, H]: its verifier's residual stream, or its own, at the
-        token before each. Returns logits of ``columns`` for each step, and its own stream of the wanted rows, [wanted, H]."""
+        token before each. Returns logits of ``columns`` for each step, and its own stream of the wanted rows, [wanted, H], which the
+        next pass may write over."""
         for step in steps:
             self._make_writable(step.slot, len(step.tokens))
         batch = self._batch(steps)
         batch.states = states if states.dtype == torch.float32 and states.is_contiguous() and states.device == self.device else \
             states.to(self.device, torch.float32).contiguous()
         hidden = self.arch.forward(batch, self.kv.layers)
-        rows = (hidden[-steps[0].want:] if len(steps) == 1 and steps[0].want else _of(hidden, batch.wanted)).clone()
+        rows = hidden[-steps[0].want:] if len(steps) == 1 and steps[0].want else _of(hidden, batch.wanted)
         logits = fetch(self.arch.narrow(rows)) if len(rows) else rows
         if logits.shape[1] > self._width:
             logits = logits[:, :self._width]

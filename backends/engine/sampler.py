@@ -250,7 +250,8 @@ def surest(logits: np.ndarray) -> tuple[int, float]:
         raise StepFailed("The model's output is not a number.", logit=float(top))
     if len(logits) > WIDE:
         return best, probability(logits, best, Sampling(temperature=0.0))
-    return best, 1 / float(np.exp(logits - top).sum())
+    apart = logits - top
+    return best, 1 / float(np.add.reduce(np.exp(apart, out=apart)))
 
 
 def probability(logits: np.ndarray, column: int, sampling: Sampling, scan: Scan | None = None) -> float:

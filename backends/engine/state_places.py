@@ -88,7 +88,8 @@ class StatePlaces(Places):
         if len(feeds) == 1:                                 # nearly always, and told apart since all code is slow here
             (sequence, ids), = feeds
             trail = self._known[sequence]
-            rows, stream = self.decoder.follow([Step(trail.slot, ids, 1)], trail.states)
+            states = trail.states if trail.known else trail.states.clone()      # its own are written over by what reads them
+            rows, stream = self.decoder.follow([Step(trail.slot, ids, 1)], states)
             trail.sure, trail.known, trail.states = trail.sure + trail.known, 0, stream
             return [sampler.rows(rows[0])[0]]
         trails = [self._known[sequence] for sequence, _ in feeds]
@@ -96,5 +97,5 @@ class StatePlaces(Places):
         rows, stream = self.decoder.follow([Step(trail.slot, ids, 1) for trail, (_, ids) in zip(trails, feeds)], states)
         for place, trail in enumerate(trails):
             trail.sure, trail.known = trail.sure + trail.known, 0
-            trail.states = stream[place:place + 1]
+            trail.states = stream[place:place + 1]          # good until this decoder's next pass
         return [sampler.rows(row)[0] for row in rows]
