@@ -92,11 +92,8 @@ class Controller:
         self.draft_costs(first.spec.name, source, first.ratio).saw(seconds, counted, behind)
 
     def passed(self, courses: list[Course], streams: int, rows: int, tokens: int, seconds: float) -> None:
-        """A pass of decoding sequences alone, drafting excluded. A plain one right behind a drafted one finds its code out of the
-        caches, and is no measure of plain decoding."""
-        before, verified, _ = self.last
-        if rows > streams or verified <= before:
-            self.costs.saw(rows, seconds)
+        """A pass of decoding sequences alone, drafting excluded."""
+        self.costs.saw(rows, seconds, rows == streams)
         self.last = streams, rows, tokens
         for course in courses:
             course.settle(streams, rows, seconds)

@@ -10,8 +10,10 @@ from bisect import bisect_left
 from collections.abc import Mapping
 
 WARM = 3                    # first measurements of a number of rows, of which the fastest counts: kernels are still set up
-FOLLOW, DRAG = 0.15, 0.05   # how fast a cost follows its own measurements, and those of other numbers of rows
-RECENT = 0.02               # weight of the last measurement in a mean
+# How fast (the costs of all numbers of rows, that of the measured one alone) follow a measurement. One number of rows time after time
+# tells how fast the machine is at present; one behind another number tells how the two compare.
+SAME, OTHER, UPWARDS = (0.1, 0.03), (0.03, 0.15), 0.4
+RECENT = 0.06               # weight of the last measurement in a mean
 CLIP = 1.25                 # a measurement beyond this factor is taken for it: somebody else had the processor
 FIRST_WAIT, LAST_WAIT = 6, 192      # passes between two trials of what does not pay
 LATELY = 8                  # passes of a number of rows that are as good as measuring it while nobody waits
@@ -21,8 +23,8 @@ SLOPE = 0.1                 # first guess: what a row more costs, as a part of o
 
 
 class PassCosts:
-    """Seconds of a verifier's pass by its rows. All of them move a little with each measurement, since texts grow longer
-    and machines warmer for all rows alike."""
+    """Seconds of a verifier's pass by its rows. All of them move with each measurement, since texts grow longer and machines warmer for
+    all rows alike."""
 
     def __init__(self) -> None:
         self._value: dict[int, float] = {}      # in units of ``_unit`` seconds
@@ -30,9 +32,12 @@ class PassCosts:
         self._seen: dict[int, int] = {}
         self._mean: dict[int, float] = {}
         self._rows: list[int] = []              # the known numbers of rows, rising
+        self._last = 0                          # the number of rows that was measured last
         self._lately: dict[int, int] = {}       # measurements of each since `learn` was last of it
 
-    def saw(self, rows: int, seconds: float) -> None:
+    def saw(self, rows: int, seconds: float, plain: bool = False) -> None:
+        """``plain``: without a draft. Such passes are few where drafts are made, and those behind a drafted one find their code out of
+        the caches: what makes plain decoding look slow is believed more slowly."""
         mean, seen = self._mean.get(rows, seconds), self._seen.get(rows, 0) + 1
         self._seen[rows] = seen
         self._lately[rows] = self._lately.get(rows, 0) + 1
@@ -42,17 +47,20 @@ class PassCosts:
             return
         self._mean[rows] = mean + (seconds - mean) * max(RECENT, 1 / (seen - WARM + 1))
         ratio = min(max(seconds / (self._value[rows] * self._unit), 1 / CLIP), CLIP)
-        self._unit *= ratio ** DRAG
-        self._value[rows] *= ratio ** (FOLLOW - DRAG)
+        if plain and ratio > 1:
+            ratio **= UPWARDS
+        unit, own = SAME if rows == self._last else OTHER
+        self._unit *= ratio ** unit
+        self._value[rows] *= ratio ** own
+        self._last = rows
 
     def _set(self, rows: int, seconds: float) -> None:
         self._value[rows] = seconds / self._unit
         self._rows = sorted(self._value)
 
     def learn(self, rows: int, seconds: float) -> None:
-        """From outside, as good as several measurements; where there are others, half way to it."""
-        known = self._value.get(rows) if self._seen.get(rows, 0) > WARM else None
-        self._set(rows, seconds if known is None else math.sqrt(seconds * known * self._unit))
+        """From outside, as good as several measurements."""
+        self._set(rows, seconds)
         self._seen[rows] = max(self._seen.get(rows, 0), WARM + 1)
         self._lately[rows] = 0
 

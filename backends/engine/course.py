@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from backends.engine.controller import Controller
 
 HORIZON = 256               # tokens over which the promise holds
-START, PROVEN, GROWTH = 0.006, 0.015, 0.006
+START, PROVEN, GROWTH = 0.012, 0.018, 0.004
 CAP = 16                    # plain passes: more than this is never saved up to be lost later
 LENGTHS = (1, 2, 3, 4, 5, 6, 7, 11, 15)      # ids of a draft, where its length is chosen here: each number of rows has to be set up
 MARGIN = 1.05               # gain below which drafting is not worth its risk: what is measured here misses a hundredth or two of it
@@ -193,7 +193,10 @@ class Course:
         """A draft of ``most`` ids at most: prices at what plain decoding, or the drafting so far, makes of the time."""
         costs, base = self.controller.costs, self._base
         pace = (1 + self._others) / costs.expected(base) * max(1.0, self._gained().ratio)
-        rows = [pace * (costs.expected(base + k) - costs.expected(base)) for k in range(1, most + 1)]
+        seconds = [costs.expected(base + k) for k in range(1, most + 1)]
+        for place in reversed(range(most - 1)):             # what was measured long ago does not make a shorter draft the dearer one
+            seconds[place] = min(seconds[place], seconds[place + 1])
+        rows = [pace * (each - costs.expected(base)) for each in seconds]
         drafting = self._drafting(MODEL)
         return Going(self._calibration, rows, pace * (drafting(2) - drafting(1)), self._luck_of(MODEL).rates(most))
 
