@@ -35,6 +35,7 @@ START, PROVEN, GROWTH = 0.012, 0.018, 0.004
 CAP = 16                    # plain passes: more than this is never saved up to be lost later
 LENGTHS = (1, 2, 3, 4, 5, 6, 7, 11, 15)      # ids of a draft, where its length is chosen here: each number of rows has to be set up
 MARGIN = 1.05               # gain below which drafting is not worth its risk: what is measured here misses a hundredth or two of it
+HOPELESS = 0.9              # times as fast: a model that has come to this lately is not even begun with; texts differ, so better ones are
 SETTLE = 2                  # plain passes before anything is judged by them
 REFRESH, AGAIN = 48, 2      # drafted passes after which a plain one is measured again; plain ones in a row that this takes
 KEPT = 8                    # passes for which a length, or what ids cost, is not looked for again, where nothing was drafted meanwhile
@@ -202,7 +203,7 @@ class Course:
 
     def _pays(self) -> bool:
         gained = self._gained()
-        return gained.hope > 1 and self.controller.gain(self.spec.name, True).hope > 1
+        return gained.hope > 1 and self.controller.gain(self.spec.name, True).ratio > HOPELESS
 
     def _gained(self) -> Gain:
         """What a model's drafts bring here: at first as fixed lengths would, by what is believed; then as in other answers."""
@@ -211,7 +212,7 @@ class Course:
             plain, luck, drafting = costs.expected(base), self._luck_of(MODEL).gain(self._k), self._drafting(MODEL)
             of = {k: (luck[k], (costs.expected(base + k) + drafting(k)) / plain - 1) for k in LENGTHS if k <= self._k}
             likely = max(of.values(), key=lambda one: (1 + one[0]) / (1 + one[1]))
-            self._gain = Gain(self.controller.gain(self.spec.name, True, likely), 32.0, 0.98)
+            self._gain = Gain(self.controller.gain(self.spec.name, True, likely), 12.0, 0.98)
         return self._gain
 
     def _best(self, source: str) -> int:
