@@ -8,7 +8,7 @@ it is of each id: its drafts end where that is too little (`sureness.py`), and a
 Budget. Each answer may lose `START` of the time that `HORIZON` plain tokens take (and of its prompt's time), `PROVEN` where drafts
 of that name have paid of late, and `GROWTH` of each further token's; what drafts gain is added. A draft is only made when the
 budget covers its worst case: every id wrong, and a number of rows that was never measured as dear as passes of their own. So an
-answer of `HORIZON` tokens is at most 1.2 % slower than a plain one, whatever text and draft are, and 2.1 % where a text turns
+answer of `HORIZON` tokens is at most 1.3 % slower than a plain one, whatever text and draft are, and 2.2 % where a text turns
 against a draft that has paid; the rest up to 3 % is for what measuring itself costs and for its errors.
 
 Knows numbers: no decoder, no ids, and no clock.
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from backends.engine.controller import Controller
 
 HORIZON = 256               # tokens over which the promise holds
-START, PROVEN, GROWTH = 0.012, 0.018, 0.004
+START, PROVEN, GROWTH = 0.009, 0.018, 0.004
 CAP = 16                    # plain passes: more than this is never saved up to be lost later
 LENGTHS = (1, 2, 3, 4, 5, 6, 7, 11, 15)      # ids of a draft, where its length is chosen here: each number of rows has to be set up
 MARGIN = 1.05               # gain below which drafting is not worth its risk: what is measured here misses a hundredth or two of it
@@ -120,7 +120,7 @@ class Course:
             share = PROVEN if self.controller.proven(self.spec.name) else START
             self.balance = share * (self.horizon * plain + self.prompt * (self.controller.reading or 0.0))
         if asleep:
-            return {"k": self._k, "limit": self.limit}
+            return {"k": self._k, "limit": self.limit, "judge": self}
         each, spare = self._reading(plain), self.balance - self._worst(1, "model", 0)
         self._can_read = max(NEAR, int(READ * spare / each)) if each > 0 else text
         return {"k": self._k, "limit": self.limit, "read": self._can_read, "judge": self}
