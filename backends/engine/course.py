@@ -148,8 +148,8 @@ class Course:
         if known != circumstances:
             best = self._best(source) if source != MODEL else min(SURE, self._k) if self._pays() else 0
             self._found[source] = circumstances, best
-        trials, now = self._patience(modelled)
-        if best:
+        (trials, now), pays = self._patience(modelled), best > 0
+        if pays:
             trials.pays(source)
         elif trials.due(source, now):
             best = min(TRIAL, self._k)
@@ -170,7 +170,7 @@ class Course:
             self._at = self._text if reading <= AT_ONCE else self._at + AT_ONCE
         if source == MODEL:
             self._going, self._most, self._dearest = self._goes(best), best, self._worst(best, MODEL, 0)
-            self._priced = self._base, self._k, self._passes // KEPT
+            self._priced = (self._base, self._k, self._passes // KEPT) if pays else ()
         return best
 
     def _as_before(self) -> bool:
