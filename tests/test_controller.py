@@ -169,16 +169,6 @@ def test_costs_between_and_beyond_the_measured_ones():
     assert costs.expected(3) == 14 and costs.most(3) == 14 and costs.most(7) == 38 and costs.expected(7) == 22
 
 
-def test_what_is_told_of_a_pass_counts_disturbed_ones_but_not_those_that_set_kernels_up():
-    costs = PassCosts()
-    for seconds in (40.0, 25.0, 10.0):
-        costs.saw(1, seconds)
-    assert costs.mean(1) == 10 and costs.mean(2) is None
-    for seconds in (10.0, 10.0, 50.0):
-        costs.saw(1, seconds)
-    assert costs.mean(1) == pytest.approx(20)
-
-
 def test_one_disturbed_measurement_moves_a_cost_by_little():
     costs = PassCosts()
     for seconds in (30.0, 11.0, 10.0, 10.0):

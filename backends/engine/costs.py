@@ -13,7 +13,6 @@ WARM = 3                    # first measurements of a number of rows, of which t
 # How fast (the costs of all numbers of rows, that of the measured one alone) follow a measurement. One number of rows time after time
 # tells how fast the machine is at present; one behind another number tells how the two compare.
 SAME, OTHER, UPWARDS = (0.1, 0.03), (0.03, 0.15), 0.4
-RECENT = 0.06               # weight of the last measurement in a mean
 CLIP = 1.25                 # a measurement beyond this factor is taken for it: somebody else had the processor
 FIRST_WAIT, LAST_WAIT = 6, 192      # passes between two trials of what does not pay
 LATELY = 8                  # passes of a number of rows that are as good as measuring it while nobody waits
@@ -30,7 +29,6 @@ class PassCosts:
         self._value: dict[int, float] = {}      # in units of ``_unit`` seconds
         self._unit = 1.0
         self._seen: dict[int, int] = {}
-        self._mean: dict[int, float] = {}
         self._rows: list[int] = []              # the known numbers of rows, rising
         self._last = 0                          # the number of rows that was measured last
         self._lately: dict[int, int] = {}       # measurements of each since `learn` was last of it
@@ -38,14 +36,12 @@ class PassCosts:
     def saw(self, rows: int, seconds: float, plain: bool = False) -> None:
         """``plain``: without a draft. Such passes are few where drafts are made, and those behind a drafted one find their code out of
         the caches: what makes plain decoding look slow is believed more slowly."""
-        mean, seen = self._mean.get(rows, seconds), self._seen.get(rows, 0) + 1
+        seen = self._seen.get(rows, 0) + 1
         self._seen[rows] = seen
         self._lately[rows] = self._lately.get(rows, 0) + 1
         if seen <= WARM:
-            self._mean[rows] = min(mean, seconds)
             self._set(rows, min(self._value.get(rows, math.inf) * self._unit, seconds))
             return
-        self._mean[rows] = mean + (seconds - mean) * max(RECENT, 1 / (seen - WARM + 1))
         ratio = min(max(seconds / (self._value[rows] * self._unit), 1 / CLIP), CLIP)
         if plain and ratio > 1:
             ratio **= UPWARDS
@@ -67,11 +63,6 @@ class PassCosts:
     def vague(self, rows: int) -> bool:
         """Has it hardly been measured since `learn` was last of it, or never?"""
         return self._seen.get(rows, 0) <= WARM or self._lately.get(rows, 0) < LATELY
-
-    def mean(self, rows: int) -> float | None:
-        """Of the recent measurements, disturbed ones included, those of kernels still set up not: for what is told, not for what is
-        decided. None: there is none."""
-        return self._mean.get(rows)
 
     def seen(self, rows: int) -> int:
         return self._seen.get(rows, 0)

@@ -52,8 +52,8 @@ class Counts:
 
     def report(self, spec: DraftSpec, costs: PassCosts, resting: bool) -> Speculation:
         drafted, accepted, passes = sum(self.drafted.values()), sum(self.accepted.values()), sum(self.lengths.values())
-        known = [streams for streams, what in self.paces if what == "tokens" and costs.mean(streams)]
-        plain = self.plain_seconds + sum(self.paces[streams, "tokens"] * costs.mean(streams) for streams in known)
+        known = [streams for streams, what in self.paces if what == "tokens" and costs.seen(streams)]
+        plain = self.plain_seconds + sum(self.paces[streams, "tokens"] * costs.expected(streams) for streams in known)
         took = self.plain_seconds + self.vain_seconds + sum(self.paces[streams, "seconds"] for streams in known)
         if not known and any(self.lengths[length] for length in self.lengths if length):
             plain = 0.0                                     # no plain pass was ever seen beside the drafted ones
