@@ -36,6 +36,7 @@ CAP = 16                    # plain passes: more than this is never saved up to 
 LENGTHS = (1, 2, 3, 4, 5, 6, 7, 11, 15)      # ids of a draft, where its length is chosen here: each number of rows has to be set up
 MARGIN = 1.05               # gain below which drafting is not worth its risk: what is measured here misses a hundredth or two of it
 HOPELESS = 0.9              # times as fast: a model that has come to this lately is not even begun with; texts differ, so better ones are
+FAIR = 0.97                 # of what a plain pass takes between drafted ones, it would take among its like
 SETTLE = 2                  # plain passes before anything is judged by them
 REFRESH, AGAIN = 48, 2      # drafted passes after which a plain one is measured again; plain ones in a row that this takes
 KEPT = 8                    # passes for which a length, or what ids cost, is not looked for again, where nothing was drafted meanwhile
@@ -310,9 +311,9 @@ class Course:
         if self.balance is None:
             return
         costs = self.controller.costs
-        plain = costs.expected(streams)
+        plain = FAIR * costs.expected(streams)
         whole = costs.expected(rows) if costs.seen(rows) > WARM else seconds         # what setting kernels up takes is paid too
-        extra = whole - costs.expected(rows - length) + self._draft_seconds
+        extra = whole - FAIR * costs.expected(rows - length) + self._draft_seconds
         self._booked(self.spent, right, extra / plain)
         grown = GROWTH * plain * (1 + right)
         self.balance = min(self.balance + grown + right * plain - extra, max(CAP * plain, self.balance + grown))
