@@ -93,20 +93,6 @@ def test_every_option_has_a_label_in_both_languages(name):
     assert option_label("zh", name, "") and option_label("en", name, "")
 
 
-def test_the_draft_that_comes_with_the_program_is_put_beside_the_starter_once(tmp_path):
-    shipped = tmp_path / "shipped"
-    shipped.mkdir()
-    (shipped / "model.safetensors").write_bytes(b"weights")
-    (shipped / "manifest.json").write_text(json.dumps({"method": "draft", "files": [{
-        "path": "model.safetensors", "size": 7, "sha256": "9a129b8aac36ca0cfd6b2b64c6b38f5e5b8a7e5a5b1d4f6d1b2c3d4e5f60718a"}]}))
-    store = Store(tmp_path / "models")
-    assert starter_draft.place(store, print, Cancel(), shipped) == "starter-draft"
-    (store.path("starter-draft") / "mark").write_text("")
-    assert starter_draft.place(store, print, Cancel(), shipped) == "starter-draft"
-    assert store.names() == ["starter-draft"] and (store.path("starter-draft") / "mark").exists()
-    assert starter_draft.place(store, print, Cancel(), tmp_path / "nothing") is None
-
-
 def shipped_draft(folder: Path, weights: bytes) -> tuple[Path, str]:
     """A draft as it comes with the program, and the digest of its weights."""
     folder.mkdir()
@@ -115,6 +101,16 @@ def shipped_draft(folder: Path, weights: bytes) -> tuple[Path, str]:
     (folder / "manifest.json").write_text(json.dumps({"method": "draft", "files": [
         {"path": "model.safetensors", "size": len(weights), "sha256": digest}]}))
     return folder, digest
+
+
+def test_the_draft_that_comes_with_the_program_is_put_beside_the_starter_once(tmp_path):
+    shipped, _ = shipped_draft(tmp_path / "shipped", b"weights")
+    store = Store(tmp_path / "models")
+    assert starter_draft.place(store, print, Cancel(), shipped) == "starter-draft"
+    (store.path("starter-draft") / "mark").write_text("")
+    assert starter_draft.place(store, print, Cancel(), shipped) == "starter-draft"
+    assert store.names() == ["starter-draft"] and (store.path("starter-draft") / "mark").exists()
+    assert starter_draft.place(store, print, Cancel(), tmp_path / "nothing") is None
 
 
 def test_a_draft_that_an_older_program_brought_is_replaced_and_kept_and_nobodys_choice_is_touched(tmp_path, monkeypatch):

@@ -4,9 +4,8 @@ A layer's influence is the rise of the mean cross-entropy over calibration windo
 another, each time the one with the least influence on what is left. Where that costs too much, one pass decides: block
 influence, 1 - cos(input, output) of a layer (Men et al. 2024, "ShortGPT"). (The other way round, layers added one after another
 by the least loss, was tried: it leaves out the first layers, without which nothing is worth much, and keeps the last ones.)
-A draft that reads states
-keeps the first layers: those know embeddings, which is what it reads beside a state that has everything else.
-Knows layers; nothing of training or of files.
+A draft that reads states keeps the first layers: those know embeddings, which is what it reads beside a state that has everything
+else. Knows layers; nothing of training or of files.
 """
 
 from __future__ import annotations
@@ -33,8 +32,7 @@ GREEDY_WORK = 2e12     # parameters · tokens of layer passes that the greedy ch
 @dataclass(frozen=True)
 class Choice:
     """``kept``: layers that stay, rising. ``loss``: mean cross-entropy in nats a token on the windows, of the whole model
-    and of the pruned one. ``order``: (layer, loss without it) as they went, (layer, block influence), or
-    none."""
+    and of the pruned one. ``order``: (layer, loss without it) as they went, (layer, block influence), or none."""
 
     kept: tuple[int, ...]
     method: str                         # "greedy", "block", "first"

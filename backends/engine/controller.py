@@ -14,7 +14,7 @@ from backends.engine.course import Course
 from backends.engine.drafters import MODEL
 from backends.engine.sureness import Calibration
 
-BELIEF = {"model": 0.7, "text": 0.5, "lookup 9+": 0.85, "lookup 5-8": 0.7, "lookup 3-4": 0.55, "lookup 2": 0.4}
+BELIEF = {MODEL: 0.7, "text": 0.5, "lookup 9+": 0.85, "lookup 5-8": 0.7, "lookup 3-4": 0.55, "lookup 2": 0.4}
 
 
 class Controller:
@@ -87,8 +87,8 @@ class Controller:
         behind = sum(course.read for course, _ in modelled)
         ids = sum(size for _, size in modelled)
         first = courses[0]
-        source = "model" if modelled and (ids or behind) else "lookup"
-        counted = ids if source == "model" else sum(made)
+        source = MODEL if modelled and (ids or behind) else "lookup"
+        counted = ids if source == MODEL else sum(made)
         self.draft_costs(first.spec.name, source, first.ratio).saw(seconds, counted, behind)
 
     def passed(self, courses: list[Course], streams: int, rows: int, tokens: int, seconds: float) -> None:

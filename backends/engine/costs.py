@@ -11,7 +11,8 @@ from collections.abc import Mapping
 
 WARM = 3                    # first measurements of a number of rows, of which the fastest counts: kernels are still set up
 # How fast (the costs of all numbers of rows, that of the measured one alone) follow a measurement. One number of rows time after time
-# tells how fast the machine is at present; one behind another number tells how the two compare.
+# tells how fast the machine is at present; one behind another number tells how the two compare. Of what makes plain passes look slower
+# only so large a part (an exponent) is taken in.
 SAME, OTHER, UPWARDS = (0.1, 0.03), (0.03, 0.15), 0.4
 CLIP = 1.25                 # a measurement beyond this factor is taken for it: somebody else had the processor
 FIRST_WAIT, LAST_WAIT = 6, 192      # passes between two trials of what does not pay

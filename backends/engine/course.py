@@ -35,7 +35,7 @@ START, PROVEN, GROWTH = 0.009, 0.018, 0.004
 CAP = 16                    # plain passes: more than this is never saved up to be lost later
 LENGTHS = (1, 2, 3, 4, 5, 6, 7, 11, 15)      # ids of a draft, where its length is chosen here: each number of rows has to be set up
 MARGIN = 1.05               # gain below which drafting is not worth its risk: what is measured here misses a hundredth or two of it
-HOPELESS = 0.9              # times as fast: a model that has come to this lately is not even begun with; texts differ, so better ones are
+HOPELESS = 0.9              # times as fast: a model that has come to less over all answers is only tried; any other may begin in each, since texts differ
 FAIR = 0.97                 # of what a plain pass takes between drafted ones, it would take among its like
 SETTLE = 2                  # plain passes before anything is judged by them
 REFRESH, AGAIN = 48, 2      # drafted passes after which a plain one is measured again; plain ones in a row that this takes
@@ -122,7 +122,7 @@ class Course:
             self.balance = share * (self.horizon * plain + self.prompt * (self.controller.reading or 0.0))
         if asleep:
             return {"k": self._k, "limit": self.limit, "judge": self}
-        each, spare = self._reading(plain), self.balance - self._worst(1, "model", 0)
+        each, spare = self._reading(plain), self.balance - self._worst(1, MODEL, 0)
         self._can_read = max(NEAR, int(READ * spare / each)) if each > 0 else text
         return {"k": self._k, "limit": self.limit, "read": self._can_read, "judge": self}
 
@@ -135,7 +135,7 @@ class Course:
         self._others = streams - 1 + (max(0, tokens - before - mine[1]) if before == streams else 0)
 
     def _reading(self, plain: float) -> float:
-        return self.controller.draft_costs(self.spec.name, "model", self.ratio).read(plain, self.controller.reading)
+        return self.controller.draft_costs(self.spec.name, MODEL, self.ratio).read(plain, self.controller.reading)
 
     def limit(self, source: str) -> int:
         """How many ids of a draft from ``source`` are worth verifying now."""
@@ -194,11 +194,12 @@ class Course:
     def _goes(self, most: int) -> Going:
         """A draft of ``most`` ids at most: prices at what plain decoding, or the drafting so far, makes of the time."""
         costs, base = self.controller.costs, self._base
-        pace = (1 + self._others) / costs.expected(base) * max(1.0, self._gained().ratio)
+        plain = costs.expected(base)
+        pace = (1 + self._others) / plain * max(1.0, self._gained().ratio)
         seconds = [costs.expected(base + k) for k in range(1, most + 1)]
         for place in reversed(range(most - 1)):             # what was measured long ago does not make a shorter draft the dearer one
             seconds[place] = min(seconds[place], seconds[place + 1])
-        rows = [pace * (each - costs.expected(base)) for each in seconds]
+        rows = [pace * (each - plain) for each in seconds]
         drafting = self._drafting(MODEL)
         return Going(self._calibration, rows, pace * (drafting(2) - drafting(1)), self._luck_of(MODEL).rates(most))
 

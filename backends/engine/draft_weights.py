@@ -24,7 +24,7 @@ from backends.kernels import QWeight
 
 EMBEDDINGS, HEAD, IDS = "model.embed_tokens", "lm_head", "lm_head.ids"
 GROUP = 32              # inputs that share a scale where a head is rounded
-RANGES = (1.0, 0.92, 0.84, 0.76)
+RANGES = (1.0, 0.92, 0.84, 0.76)        # shares of a group's range that are tried
 
 Weight = tuple[QWeight | Tensor, Tensor | None]
 
@@ -88,21 +88,22 @@ def four_bits(rows: Tensor) -> QWeight:
     padded = torch.zeros(count, groups * GROUP)
     padded[:, :width] = rows
     parts = padded.view(count, groups, GROUP)
-    low, high = parts.amin(-1), parts.amax(-1)
-    best = None
-    for part in RANGES:
-        scale = ((high - low) * part / 15).clamp_min(2.0 ** -24).half()
-        bias = (low + (high - low) * (1 - part) / 2).half()
-        codes = ((parts - bias.float()[..., None]) / scale.float()[..., None]).round_().clamp_(0, 15)
-        error = (codes * scale.float()[..., None] + bias.float()[..., None] - parts).square().sum(-1)
-        if best is None:
-            best = [error, scale, bias, codes]
-            continue
-        better = error < best[0]
-        best = [torch.where(better[..., None] if new.ndim == 3 else better, new, old)
-                for new, old in zip((error, scale, bias, codes), best)]
-    _, scale, bias, codes = best
-    return QWeight(codes.to(torch.uint8).view(count, -1)[:, :width].contiguous(), scale, None, bias, 4, GROUP)
+    low, span = parts.amin(-1), parts.amax(-1) - parts.amin(-1)
+    tried = [((span * part / 15).clamp_min(2.0 ** -24).half(), (low + span * (1 - part) / 2).half()) for part in RANGES]
+    best = torch.stack([_error(parts, *grid) for grid in tried]).argmin(0, keepdim=True)
+    scale, bias = (torch.stack(each).gather(0, best)[0] for each in zip(*tried))
+    codes = _levels(parts, scale, bias).to(torch.uint8).view(count, -1)[:, :width].contiguous()
+    return QWeight(codes, scale, None, bias, 4, GROUP)
+
+
+def _levels(parts: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
+    """The nearest of 16, as floats."""
+    return ((parts - bias.float()[..., None]) / scale.float()[..., None]).round_().clamp_(0, 15)
+
+
+def _error(parts: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
+    """Squared, summed over each group."""
+    return (_levels(parts, scale, bias) * scale.float()[..., None] + bias.float()[..., None] - parts).square().sum(-1)
 
 
 def borrowed_digest(parent: WeightSource) -> str:

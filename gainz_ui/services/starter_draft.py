@@ -46,5 +46,7 @@ def _outdated(store: Store, shipped: Mapping[str, Any]) -> bool:
     """Is what is there one that an older program brought, and nobody's choice since?"""
     rows = store.manifest(NAME).get("files") or ()
     weights = {str(row.get("sha256")) for row in rows if isinstance(row, Mapping) and row.get("path") == WEIGHTS}
+    if not weights & RETIRED:                   # at nearly every start
+        return False
     kept = store.revisions.of(NAME)
-    return bool(weights & RETIRED) and not kept.pinned and identity(shipped) not in {revision.id for revision in kept.revisions}
+    return not kept.pinned and identity(shipped) not in {revision.id for revision in kept.revisions}
