@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import threading
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import islice
@@ -499,6 +500,10 @@ class Judge(Protocol):
 
     def more(self, sure: Sequence[float]) -> bool:
         """Is a further id worth making?"""
+        ...
+
+    def ends(self) -> tuple[array, array, array]:
+        """`more` in numbers, see `backends.kernels.Ahead`, for who makes a draft in one call; they may change after it."""
         ...
 
     def worth(self, sure: Sequence[float]) -> int:

@@ -74,6 +74,13 @@ def test_what_was_kept_is_cut_and_found_by_its_place():
     assert (kept.first, kept.end) == (3, 3)
 
 
+def test_rows_of_a_kind_that_numpy_lacks_are_kept_too():
+    kept, rows = Kept(0), torch.arange(80.0).bfloat16()[:, None]
+    for place in range(80):
+        kept.add(rows, place, 1)
+    assert kept.rows(3, 80).tolist() == rows[3:80].tolist()
+
+
 def test_the_older_half_goes_where_it_would_be_too_much(monkeypatch):
     monkeypatch.setattr("backends.engine.kept.MOST_BYTES", 4 * 100)
     kept, rows = Kept(0), torch.arange(400.0)[:, None]

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from backends.base import DraftSpec
-from backends.engine.costs import WARM, Acceptance, DraftCosts, Gain, PassCosts, Trials
+from backends.engine.costs import Acceptance, DraftCosts, Gain, PassCosts, Trials
 from backends.engine.course import Course
 from backends.engine.drafters import MODEL
 from backends.engine.sureness import Calibration
@@ -36,7 +36,11 @@ class Controller:
 
     def course(self, spec: DraftSpec, prompt: int, room: int, ratio: float = 1.0, greedy: bool = True) -> Course:
         """For one sequence: of ``prompt`` tokens, with ``room`` for so many more. ``ratio``: size of the draft beside the target."""
-        self.wanted |= spec.length is None
+        if spec.length is None and not self.wanted:         # the first since all was measured that was to be
+            self.wanted = True
+            self.costs.outdated()
+            for costs in self._drafts.values():
+                costs.outdated()
         return Course(self, spec, prompt, room, ratio, greedy)
 
     def luck(self, draft: str, source: str) -> Acceptance:
@@ -70,8 +74,8 @@ class Controller:
         return self._trials.setdefault(draft, Trials())
 
     def unknown(self) -> list[tuple[str, DraftCosts]]:
-        """Drafts by models that were asked for and whose ids' cost is not known yet."""
-        return [(name, costs) for (name, modelled), costs in self._drafts.items() if modelled and costs.seen <= WARM]
+        """Drafts by models that were asked for and whose ids' cost is not known, or not of late."""
+        return [(name, costs) for (name, modelled), costs in self._drafts.items() if modelled and costs.vague]
 
     # --------------------------------------------------------------------------------------- what it is told
     def drafted(self, courses: list[Course], drafts: list[Any], seconds: float) -> None:

@@ -16,7 +16,7 @@ WARM = 3                    # first measurements of a number of rows, of which t
 SAME, OTHER, UPWARDS = (0.1, 0.03), (0.03, 0.15), 0.4
 CLIP = 1.25                 # a measurement beyond this factor is taken for it: somebody else had the processor
 FIRST_WAIT, LAST_WAIT = 6, 192      # passes between two trials of what does not pay
-LATELY = 8                  # passes of a number of rows that are as good as measuring it while nobody waits
+LATELY, OFTEN = 8, 3        # passes of a number of rows that are as good as measuring it while nobody waits; rows for which that is done again
 HOPE, SPREAD = 1.5, 0.3     # standard errors; variance of a drafted pass's gain, as it is believed at first, in plain passes
 ENOUGH = 24                 # drafted passes by which one may say that drafts pay
 SLOPE = 0.1                 # first guess: what a row more costs, as a part of one row's pass
@@ -32,7 +32,7 @@ class PassCosts:
         self._seen: dict[int, int] = {}
         self._rows: list[int] = []              # the known numbers of rows, rising
         self._last = 0                          # the number of rows that was measured last
-        self._lately: dict[int, int] = {}       # measurements of each since `learn` was last of it
+        self._lately: dict[int, int] = {}       # measurements of each since `outdated`
 
     def saw(self, rows: int, seconds: float, plain: bool = False) -> None:
         """``plain``: without a draft. Such passes are few where drafts are made, and those behind a drafted one find their code out of
@@ -42,6 +42,7 @@ class PassCosts:
         self._lately[rows] = self._lately.get(rows, 0) + 1
         if seen <= WARM:
             self._set(rows, min(self._value.get(rows, math.inf) * self._unit, seconds))
+            self._in_order(rows)
             return
         ratio = min(max(seconds / (self._value[rows] * self._unit), 1 / CLIP), CLIP)
         if plain and ratio > 1:
@@ -50,6 +51,15 @@ class PassCosts:
         self._unit *= ratio ** unit
         self._value[rows] *= ratio ** own
         self._last = rows
+        self._in_order(rows)
+
+    def _in_order(self, rows: int) -> None:
+        """Fewer rows never cost more than many. Where two costs say so, that of ``rows``, which was measured last, is believed: the other
+        is of a time when the machine had more or less to do besides."""
+        own = self._value[rows]
+        for other, value in self._value.items():
+            if value < own if other > rows else value > own:
+                self._value[other] = own
 
     def _set(self, rows: int, seconds: float) -> None:
         self._value[rows] = seconds / self._unit
@@ -59,11 +69,16 @@ class PassCosts:
         """From outside, as good as several measurements."""
         self._set(rows, seconds)
         self._seen[rows] = max(self._seen.get(rows, 0), WARM + 1)
-        self._lately[rows] = 0
+        self._lately[rows] = LATELY
+        self._in_order(rows)
 
     def vague(self, rows: int) -> bool:
-        """Has it hardly been measured since `learn` was last of it, or never?"""
-        return self._seen.get(rows, 0) <= WARM or self._lately.get(rows, 0) < LATELY
+        """Has it never been measured, or is it of few rows, as most drafts are, and hardly measured since `outdated`?"""
+        return self._seen.get(rows, 0) <= WARM or rows <= OFTEN and self._lately.get(rows, 0) < LATELY
+
+    def outdated(self) -> None:
+        """From now on the machine may be another one."""
+        self._lately.clear()
 
     def seen(self, rows: int) -> int:
         return self._seen.get(rows, 0)
@@ -110,6 +125,7 @@ class DraftCosts:
         self.ratio = ratio
         self._id = self._more = self._read = None
         self.seen = 0                           # calls that read nothing first: an id's cost is known from these alone
+        self._lately = 0                        # of them since `outdated`
 
     def saw(self, seconds: float, ids: int, behind: int) -> None:
         """One call: ``ids`` proposed, ``behind`` tokens read first (0: so few that they were read along with the first id)."""
@@ -118,12 +134,21 @@ class DraftCosts:
             self._read = _follow(self._read, rest / behind)
             return
         self.seen += 1
+        self._lately += 1
         if ids > 1 and self._id is not None:
             each = min(max((seconds - self._id) / (ids - 1), 0.1 * self._id), self._id)
             self._more = _follow(self._more, each)
             return
         each = seconds / max(1, ids)
         self._id = min(self._id or each, each) if self.seen <= WARM else _follow(self._id, each)
+
+    @property
+    def vague(self) -> bool:
+        return self.seen <= WARM or self._lately < LATELY
+
+    def outdated(self) -> None:
+        """See `PassCosts.outdated`."""
+        self._lately = 0
 
     def id(self, plain: float) -> float:
         """Seconds of a draft's first id; ``plain``: those of the target's pass of one row."""

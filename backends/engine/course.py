@@ -16,6 +16,7 @@ Knows numbers: no decoder, no ids, and no clock.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -185,6 +186,9 @@ class Course:
     def more(self, sure: Sequence[float]) -> bool:
         """See `backends.base.Judge`, as the next."""
         return self._going.more(sure)
+
+    def ends(self) -> tuple[array, array, array]:
+        return self._going.ends()
 
     def worth(self, sure: Sequence[float]) -> int:
         length = self._going.worth(sure)

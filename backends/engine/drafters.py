@@ -7,14 +7,16 @@ only: the target's own sample decides, so nothing here can change a text. How lo
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from backends.base import Decoder, Draft, Drafter, DraftJob, Sampling, Slot, Step
-from backends.engine import sampler
+from backends.engine import noise, sampler
 from backends.engine.kept import Kept
+from backends.kernels import Ahead, Guesses
 
 CATCH_UP = 512                          # tokens a drafter computes at once when it has fallen behind
 MODEL = "model"
@@ -44,6 +46,7 @@ class Places:
         self.columns: np.ndarray | None = getattr(decoder, "columns", None) if narrow else None
         self.scan = getattr(getattr(getattr(decoder, "arch", None), "ops", None), "scan", None)
         self._narrow = {} if self.columns is None else {"narrow": True}
+        self._ahead = getattr(decoder, "ahead", None)
         self._known: dict[int, _Place] = {}
 
     def catch_up(self, sequence: int, ids: Sequence[int], read: int | None, ahead: int, kept: Kept | None = None) -> list[int]:
@@ -118,6 +121,14 @@ class Places:
             place.held += ids
         return [sampler.rows(row)[0] for row in rows]
 
+    def ahead(self, sequence: int, feed: list[int], want: Ahead) -> Guesses | None:
+        """One guess after another in one call, where the decoder can; None: it cannot, and nothing has changed."""
+        place = self._known[sequence]
+        guesses = self._ahead and self._ahead(place.slot, feed, None, want)
+        if guesses:
+            place.held += guesses.read
+        return guesses
+
     def forget(self, sequence: int) -> None:
         place = self._known.pop(sequence, None)
         if place is not None:
@@ -181,6 +192,8 @@ class ModelDrafter:
 
     def propose(self, batch: Sequence[DraftJob]) -> list[Draft]:
         begun = [self._begin(job) for job in batch]
+        if len(begun) == 1:
+            self._ahead(begun[0])
         while active := [one for one in begun if one.feed and self.places.reserve(one.job.sequence, len(one.feed))]:
             for one, row in zip(active, self.places.extend([(one.job.sequence, one.feed) for one in active])):
                 self._add(one, row)
@@ -191,6 +204,21 @@ class ModelDrafter:
         feed = self.places.catch_up(job.sequence, job.tokens, job.read, most, job.kept) if most and self._knows(job) else []
         sampling = self._own(job.sampling) if feed else job.sampling
         return _Begun(job, most, feed, sampling, sampler.is_plain(sampling, None, ()), Draft(source=MODEL), [])
+
+    def _ahead(self, one: _Begun) -> None:
+        """The whole draft in one call, where that can be."""
+        job, sampling = one.job, one.sampling
+        if not one.feed or sampling.logit_bias:
+            return
+        here, places = len(job.tokens), None
+        if not one.plain:
+            places = array("Q", [noise.key(job.seed, place) for place in range(here, here + one.most)])
+        guesses = self.places.ahead(job.sequence, one.feed, Ahead(
+            one.most, self.known, places, sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p,
+            None if job.judge is None else job.judge.ends()))
+        if guesses is not None:
+            one.feed, one.sure = [], guesses.sure
+            one.draft.extend(guesses.ids)
 
     def _add(self, one: _Begun, row: np.ndarray) -> None:
         """The next id, and whether there is to be one more."""

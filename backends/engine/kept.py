@@ -36,7 +36,7 @@ class Kept:
             rows[:stay] = self._room[held - stay:held]
         self.first += held - stay
         self._room, self._places = rows, len(rows)
-        self._fast = rows.numpy() if rows.device.type == "cpu" else None
+        self._fast = rows.numpy() if rows.device.type == "cpu" and rows.dtype == torch.float32 else None       # NumPy lacks bfloat16
         return stay
 
     def cut(self, end: int) -> None:

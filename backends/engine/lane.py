@@ -142,7 +142,7 @@ class Lane:
         yield from measure(self.decoder, controller.costs, tuple(1 + k for k in LENGTHS), controller.clock)
         for name, costs in controller.unknown():
             if name in drafters:
-                yield from measure_draft(drafters[name], costs, self.decoder.vocab.size, controller.clock)
+                yield from measure_draft(self.decoder, drafters[name], costs, controller.clock)
 
     def hurry(self) -> None:
         """Somebody waits again: give the measuring text's room back."""

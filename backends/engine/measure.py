@@ -48,12 +48,17 @@ def measure(decoder: Decoder, costs: PassCosts, rows: tuple[int, ...], clock: Ca
         decoder.release(slot)
 
 
-def measure_draft(drafter: Drafter, costs: DraftCosts, words: int, clock: Callable[[], float]) -> Iterator[None]:
+def measure_draft(decoder: Decoder, drafter: Drafter, costs: DraftCosts, clock: Callable[[], float]) -> Iterator[None]:
     """Drafts of one id for a text that grows by one or two tokens, as after a wrong and after a right one, then some of `LONGER`,
-    since further ids cost less than the first: each step of the iterator is one. ``words``: ids of the target's vocabulary."""
-    text, size = _words(BEFORE + 5 * WARM + 2, words), BEFORE
+    since further ids cost less than the first: each step of the iterator is one. Before each goes a pass of ``decoder``, the target,
+    as there always does: it leaves nothing of the draft in the processor's caches."""
+    text, size = _words(BEFORE + 5 * WARM + 2, decoder.vocab.size), BEFORE
+    slot = decoder.open(text[:1], reuse=False)
     try:
         for most, grows in ((1, 1), (1, 2)) * (WARM + 1) + ((LONGER, 1),) * WARM:
+            if decoder.reserve(slot, 1):
+                decoder.extend([Step(slot, text[:1], 1)])
+                decoder.truncate(slot, 0)
             began = clock()
             ids = sum(map(len, drafter.propose([DraftJob(text[:size], most, Sampling(), 0, NOBODY)])))
             if ids:
@@ -61,6 +66,7 @@ def measure_draft(drafter: Drafter, costs: DraftCosts, words: int, clock: Callab
             yield
             size += grows
     finally:
+        decoder.release(slot)
         drafter.forget(NOBODY)
 
 

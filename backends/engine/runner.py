@@ -8,6 +8,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +21,7 @@ from backends.engine.blocks import PagePool
 from backends.engine.kept import Kept
 from backends.engine.kv import PAGE, PagedKV
 from backends.engine.transfer import fetch
-from backends.kernels import Batch
+from backends.kernels import Ahead, Batch, Guesses
 
 
 @dataclass(eq=False)
@@ -142,6 +144,26 @@ class PagedDecoder:
             logits = logits[:, :self._width]
         self._settle(steps, batch)
         return [logits] if len(steps) == 1 else list(logits.split([step.want for step in steps])), rows
+
+    def ahead(self, slot: PagedSlot, feed: Sequence[int], states: Tensor | None, want: Ahead) -> Guesses | None:
+        """Ids guessed one after another, in one call, after ``feed`` (of a draft that reads them with ``states``, as `follow`). None: this
+        decoder, or its target, has no such way, or not yet, or there is no room; then nothing has changed."""
+        rows = len(feed) + want.most - 1
+        if self._chain is None or not self._chain.ready(len(feed), slot.length + rows) or slot.length + rows > self.context \
+                or not self.reserve(slot, rows):
+            return None
+        self._make_writable(slot, rows)
+        guesses = self._chain.run(slot.length, slot.pages, feed, states, want)
+        slot.tokens.extend(guesses.read)
+        self._publish(slot)
+        self.steps += 1 + len(guesses.read) - len(feed)
+        self.rows += len(guesses.read)
+        return guesses
+
+    @cached_property
+    def _chain(self) -> Any:
+        chain = getattr(self.arch, "chain", None)
+        return chain and chain(self.kv.layers, self._width)
 
     def _keep(self, steps: Sequence[Step], hidden: Tensor) -> None:
         """The rows of sequences whose states a draft reads; the next pass writes over ``hidden``."""

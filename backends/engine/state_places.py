@@ -16,6 +16,7 @@ from backends.base import Decoder, Slot, Step
 from backends.engine import sampler
 from backends.engine.drafters import CATCH_UP, Places
 from backends.engine.kept import Kept
+from backends.kernels import Ahead, Guesses
 
 
 @dataclass(eq=False)
@@ -99,3 +100,10 @@ class StatePlaces(Places):
             trail.sure, trail.known = trail.sure + trail.known, 0
             trail.states = stream[place:place + 1]          # good until this decoder's next pass
         return [sampler.rows(row)[0] for row in rows]
+
+    def ahead(self, sequence: int, feed: list[int], want: Ahead) -> Guesses | None:
+        trail = self._known[sequence]
+        guesses = self._ahead and self._ahead(trail.slot, feed, trail.states, want)
+        if guesses:
+            trail.sure, trail.known = trail.sure + trail.known, 0
+        return guesses

@@ -6,11 +6,12 @@ A target is an object with the methods of `Ops`; it is chosen once, at load (`ch
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -168,6 +169,32 @@ class Batch:
     states: Tensor | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """Which ids a model is to guess one after another: ``most`` of them, up to the first from ``known`` on (None: all are known).
+    ``places`` None: always the likeliest. Else as `engine/sampler.py` draws, with these keys of noise, uint64, one for each id.
+
+    ``ends``: float64 edges between bands of probability, the rate of each band, and needs: an id is followed by another while the
+    product of the rates of all so far exceeds needs[how many those are]. None: made to the end."""
+
+    most: int
+    known: int | None = None
+    places: array | None = None
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    ends: tuple[array, array, array] | None = None
+
+
+class Guesses(NamedTuple):
+    """What came of an `Ahead`: the ids, the probability of each, and which tokens were read for them, guesses included."""
+
+    ids: list[int]
+    sure: list[float]
+    read: list[int]
+
+
 @dataclass
 class KVLayer:
     """Pages of one layer. k: [pages, kv_heads, page_size, key_width], v: the same with value_width, in the cache's type.
@@ -236,7 +263,8 @@ class Ops(Protocol):
     # is read and laid out while the caller does something else. Leaving the context waits; BrokenFile where a file ended early.
     # Optional: gated(a, w, kind) is glu(matmul(a, w), kind) in one, the same numbers.
     # Optional: replay() gives an object for one decoder whose run(forward, batch, kv) returns what forward(batch, kv) does, a
-    # pass made of ops alone, at less cost for few rows. A target that has no use for it lacks the method.
+    # pass made of ops alone, at less cost for few rows. A target that has no use for it lacks the method. With it goes
+    # optionally chain(replay, kv, head, width, turns, names, columns): what guesses ids ahead in one call (`cpu_chain.py`).
 
 
 def choose(name: str, device: str, dtype: str, threads: int, activations: str = "auto") -> tuple[Ops, tuple[str, ...]]:

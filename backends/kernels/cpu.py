@@ -9,7 +9,7 @@ Not for two callers at once: results live in workspace that the next call of the
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from backends.errors import InvalidRequest
 from backends.kernels import (
-    AttentionSpec, Batch, KVLayer, QWeight, cpu_load, cpu_memory, cpu_pack, cpu_replay, cpu_scan, cpu_words)
+    AttentionSpec, Batch, KVLayer, QWeight, cpu_chain, cpu_load, cpu_memory, cpu_pack, cpu_replay, cpu_scan, cpu_words)
 from backends.kernels import native_abi as abi, native_build
 from backends.kernels.cpu_pack import NativeLinear
 from backends.kernels.cpu_words import Rows
@@ -181,6 +181,11 @@ class CpuOps:
         """For one decoder: its passes as one native call each, where the rows are few."""
         return cpu_replay.Replay(self, FEW)
 
+    def chain(self, replay: cpu_replay.Replay, kv: Sequence[KVLayer], head: Callable[[Tensor], Tensor], width: int, turns: cpu_chain.Turns,
+              names: Tensor | None, columns: int) -> cpu_chain.Chain:
+        """For one decoder over one cache: what guesses ids ahead in one native call."""
+        return cpu_chain.Chain(self, replay, kv, head, width, turns, names, columns)
+
     @contextmanager
     def recording(self) -> Iterator[list[tuple[int, ...]]]:
         """The instructions issued within, which run as well."""
@@ -199,6 +204,17 @@ class CpuOps:
 
     def run(self, program: array) -> None:
         self._context.run(program)
+
+    def run_chain(self, chain: int) -> None:
+        """``chain``: the address of its descriptor. It stands on the batch descriptor, which holds nothing afterwards (`unbind`)."""
+        self._call(abi.CHAIN, chain)
+
+    @property
+    def batch_address(self) -> int:
+        return self._batch_at
+
+    def unbind(self) -> None:
+        self._batch = None
 
     def bind(self, batch: Batch) -> None:
         """Make ``batch`` the one that `attend` sees: its tensors' addresses go into the one descriptor."""

@@ -65,8 +65,11 @@ class Replay:
 
     def replays(self, rows: int) -> bool:
         """Are passes of this many rows replayed by now?"""
+        return self.trusted(rows) is not None
+
+    def trusted(self, rows: int) -> Recording | None:
         known = self._known.get(rows)
-        return known is not None and known.trusted
+        return known if known is not None and known.trusted else None
 
     def _record(self, forward: Forward, batch: Batch, kv: Sequence[KVLayer]) -> Tensor:
         ids, states = batch.ids.data_ptr(), 0 if batch.states is None else batch.states.data_ptr()

@@ -16,15 +16,16 @@ from torch import Tensor
 
 from backends.errors import MissingRequirement
 
-ABI = 4
+ABI = 5
 F32, F16, BF16, U8 = range(4)
 CENTER, ZERO, BIAS = range(3)
 # Blocks of GGUF files that are laid out as they are; those of 256 weights (K) give float32 scales, the others float16 ones.
 STORED = {"Q4_0": 0, "Q4_1": 1, "Q8_0": 2, "Q4_K": 3, "Q5_K": 4, "Q6_K": 5}
 GLU = {"silu": 0, "gelu_tanh": 1, "gelu": 2}
-EMBED, NORM, ACT, MATMUL, NORM_ADD, GLU_OP, ATTEND, LOGITS, SCAN, GATED = range(10)
+EMBED, NORM, ACT, MATMUL, NORM_ADD, GLU_OP, ATTEND, LOGITS, SCAN, GATED, CHAIN = range(11)
 WORDS = 12                      # of an instruction: the op and its arguments
-BATCH_WORDS, LINEAR_WORDS, LOAD_WORDS = 11, 15, 10
+BATCH_WORDS, LINEAR_WORDS, LOAD_WORDS, CHAIN_WORDS = 11, 15, 10, 37
+CHAIN_ROWS = 16                 # most rows of a chain's first pass
 LANES, BLOCK = 16, 32
 
 
@@ -97,8 +98,9 @@ class Context:
     def call(self, *line: int) -> None:
         """Run one instruction."""
         self._fill[len(line)](self._line, 0, *line)
-        if self._run(self._handle, self._at, 1):
-            self._fail(self._run(self._handle, self._at, 0))
+        code = self._run(self._handle, self._at, 1)
+        if code:
+            self._fail(code)
 
     def run(self, program: array) -> None:
         """Run a whole program: instructions of `WORDS` words."""

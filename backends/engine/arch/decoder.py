@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -71,14 +72,30 @@ class FusedDecoder:
         """On the CPU from tables that grow with the longest sequence so far: cosines cost more than reading them."""
         if positions.device.type != "cpu" or last >= TABLE:
             return tables(positions, self._frequencies, self._factors)
-        if last >= self._angles[0].shape[1]:
-            size = min(TABLE, 1 << max(9, (last + 1).bit_length()))
-            self._angles = tables(torch.arange(size), self._frequencies, self._factors)
+        self._turn_to(last)
         cos, sin = self._angles
         if run and len(cos) == 1:                            # of several ropes a run is not contiguous
             rows = len(positions)
             return cos.narrow(1, last + 1 - rows, rows), sin.narrow(1, last + 1 - rows, rows)
         return cos.index_select(1, positions), sin.index_select(1, positions)
+
+    def _turn_to(self, last: int) -> None:
+        if last >= self._angles[0].shape[1]:
+            size = min(TABLE, 1 << max(9, (last + 1).bit_length()))
+            self._angles = tables(torch.arange(size), self._frequencies, self._factors)
+
+    def turns(self, places: int) -> tuple[Tensor, Tensor] | None:
+        """cos and sin, float32 [at least ``places``, rot/2], of a model with one rope; None where they are not kept."""
+        if places > TABLE:
+            return None
+        self._turn_to(places - 1)
+        return self._angles[0][0], self._angles[1][0]
+
+    def chain(self, kv: Sequence[KVLayer], columns: int) -> Any:
+        """What guesses ids ahead over this cache in one call (`cpu_chain.py`), of the head's first ``columns``; None: nothing does."""
+        if self._replay is None or not hasattr(self.ops, "chain") or len(self._frequencies) != 1:
+            return None
+        return self.ops.chain(self._replay, kv, self.narrow, self.hidden, self.turns, self._ids, columns)
 
     def forward(self, batch: Batch, kv: Sequence[KVLayer]) -> Tensor:
         return self._pass(batch, kv) if self._replay is None else self._replay.run(self._pass, batch, kv)

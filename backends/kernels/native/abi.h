@@ -8,15 +8,16 @@ namespace gainz {
 
 static_assert(sizeof(void*) == 8, "descriptors hold pointers in 64-bit words");
 
-constexpr int64_t ABI = 4;         // raised whenever a descriptor or an instruction changes
+constexpr int64_t ABI = 5;         // raised whenever a descriptor or an instruction changes
 constexpr int LANES = 16;          // weight rows side by side in a packed block
 constexpr int BLOCK = 32;          // activations that share one scale
+constexpr int CHAIN_ROWS = 16;     // most rows of a chain's first pass
 constexpr int PAGE_CHUNK = 128;    // context tokens of one partial softmax; aligned to the sequence's start
 
 enum Type : int64_t { F32 = 0, F16 = 1, BF16 = 2, U8 = 3 };
 enum Offset : int64_t { CENTER = 0, ZERO = 1, BIAS = 2 };   // zero = 2^(bits-1) | u8 per group | float per group
 enum Glu : int64_t { SILU = 0, GELU_TANH = 1, GELU = 2 };
-enum Op : int64_t { EMBED, NORM, ACT, MATMUL, NORM_ADD, GLU, ATTEND, LOGITS, SCAN, GATED, OPS };
+enum Op : int64_t { EMBED, NORM, ACT, MATMUL, NORM_ADD, GLU, ATTEND, LOGITS, SCAN, GATED, CHAIN, OPS };
 
 // Quantized: codes [n/16][k/32][16 * 32 * bits / 8] where a 64-byte line holds, for 16 rows, 4 codes of 8 bits, or 8 of 4
 // bits:
@@ -57,6 +58,23 @@ struct Spec {
     int64_t heads, kv_heads, head_dim, window, rope;   // window 0: all; rope -1: no rotation
     const float *q_norm, *k_norm; double scale, softcap, eps;
     int64_t paired;                 // 1: bfloat16 will do, where the processor multiplies it
+};
+
+// Ids that a model guesses one after another in the cache of one sequence. Programs: a pass, its norm and its head, the first of
+// `rows` ids, the next of one; both read `ids` and `states` (null: none), and leave logits and, in a stream, the last row.
+struct Chain {
+    const int64_t *first, *next; int64_t first_lines, next_lines;
+    const float *first_stream, *next_stream, *given; float* states; int64_t width;      // given: of the first
+    int64_t* ids; Batch* batch;
+    const float *cos, *sin; int64_t half;                   // [positions, half]
+    const int32_t* pages; int64_t page, before, rows;       // `before` tokens are in the cache
+    const float* logits; const int64_t* names; int64_t columns; int32_t* found;     // names: null: a column is its id; found [columns]
+    int64_t most, known;                                    // ids wanted; from id `known` on they are not the caller's
+    double temperature; const uint64_t* places;             // 0: the likeliest; the noise of each place
+    int64_t top_k; double top_p, min_p;                     // 0, 1, 0: all
+    const double *edges, *rates, *needs; int64_t bands;     // bands 0: made to the end. Else an id is followed by another while the
+                                                            // product of rates[band of its probability] exceeds needs[ids so far]
+    int64_t *out; double* sure; int64_t made, passes;       // results; made -1: the logits were no numbers
 };
 
 class Pool;

@@ -15,8 +15,9 @@
 #endif
 #include "attend.h"
 #include "scan.h"
+#include "chain.h"
 
 namespace GAINZ_NS {
 extern const Kernels table;
-const Kernels table = {GAINZ_NAME, {embed, norm, act, matmul, norm_add, glu, attend, logits, scan, gated}};
+const Kernels table = {GAINZ_NAME, {embed, norm, act, matmul, norm_add, glu, attend, logits, scan, gated, chain}};
 }  // namespace GAINZ_NS
