@@ -144,6 +144,9 @@ class Bench:
         self.engine = self.engines["drafted"]
         if draft is not None:
             self.engine.attach(draft)
+        for engine in self.engines.values():
+            while engine.step():                # what a program that has just loaded them does
+                pass
 
     def together(self, prompt: Any, sampling: Sampling, spec: DraftSpec) -> dict[str, Half]:
         halves = {kind: Half(engine, self.model, Request(prompt, sampling, spec if kind == "drafted" else None))

@@ -11,12 +11,15 @@ from collections.abc import Mapping
 
 WARM = 3                    # first measurements of a number of rows, of which the fastest counts: kernels are still set up
 # How fast (the costs of all numbers of rows, that of the measured one alone) follow a measurement. One number of rows time after time
-# tells how fast the machine is at present; one behind another number tells how the two compare. Of what makes plain passes look slower
-# only so large a part (an exponent) is taken in.
+# tells how fast the machine is at present; the first `FRESH` of it behind another number tell how the two compare, and the more, up to
+# `FARTHEST`, the longer it was away: what a row more costs changes with what else the processor has to do. Of what makes plain passes
+# look slower only so large a part (an exponent) is taken in.
 SAME, OTHER, UPWARDS = (0.1, 0.03), (0.03, 0.15), 0.4
+FRESH, AWAY, FARTHEST = 2, 0.01, 0.4
 CLIP = 1.25                 # a measurement beyond this factor is taken for it: somebody else had the processor
 FIRST_WAIT, LAST_WAIT = 6, 192      # passes between two trials of what does not pay
 LATELY, OFTEN = 8, 3        # passes of a number of rows that are as good as measuring it while nobody waits; rows for which that is done again
+LONG = 2000                 # passes after which it is done again for the others
 HOPE, SPREAD = 1.5, 0.3     # standard errors; variance of a drafted pass's gain, as it is believed at first, in plain passes
 ENOUGH = 24                 # drafted passes by which one may say that drafts pay
 SLOPE = 0.1                 # first guess: what a row more costs, as a part of one row's pass
@@ -31,7 +34,9 @@ class PassCosts:
         self._unit = 1.0
         self._seen: dict[int, int] = {}
         self._rows: list[int] = []              # the known numbers of rows, rising
-        self._last = 0                          # the number of rows that was measured last
+        self._plain = 1                         # rows of a pass without a draft
+        self._last = self._run = self._away = 0         # rows measured last, how often in a row, and how long not before that
+        self._count, self._when = 0, {}         # measurements, and the last one of each number of rows
         self._lately: dict[int, int] = {}       # measurements of each since `outdated`
 
     def saw(self, rows: int, seconds: float, plain: bool = False) -> None:
@@ -39,6 +44,11 @@ class PassCosts:
         the caches: what makes plain decoding look slow is believed more slowly."""
         seen = self._seen.get(rows, 0) + 1
         self._seen[rows] = seen
+        self._count += 1
+        if rows != self._last:
+            self._last, self._run, self._away = rows, 0, self._count - self._when.get(rows, 0)
+        self._run += 1
+        self._when[rows] = self._count
         self._lately[rows] = self._lately.get(rows, 0) + 1
         if seen <= WARM:
             self._set(rows, min(self._value.get(rows, math.inf) * self._unit, seconds))
@@ -47,19 +57,29 @@ class PassCosts:
         ratio = min(max(seconds / (self._value[rows] * self._unit), 1 / CLIP), CLIP)
         if plain and ratio > 1:
             ratio **= UPWARDS
-        unit, own = SAME if rows == self._last else OTHER
+        unit, own = SAME if self._run > FRESH else (OTHER[0], min(FARTHEST, OTHER[1] + AWAY * self._away))
         self._unit *= ratio ** unit
-        self._value[rows] *= ratio ** own
-        self._last = rows
+        self._plain = rows if plain else self._plain
+        self._move(rows, ratio ** own)
         self._in_order(rows)
+
+    def _move(self, rows: int, by: float) -> None:
+        """The cost of ``rows`` alone. With that of a plain pass moves what has not been measured lately: it stays so many times as dear."""
+        if rows != self._plain:
+            self._value[rows] *= by
+            return
+        self._unit *= by
+        for other in self._lately:
+            if other != rows:
+                self._value[other] /= by
 
     def _in_order(self, rows: int) -> None:
         """Fewer rows never cost more than many. Where two costs say so, that of ``rows``, which was measured last, is believed: the other
         is of a time when the machine had more or less to do besides."""
-        own = self._value[rows]
-        for other, value in self._value.items():
+        for other in self._value:
+            own, value = self._value[rows], self._value[other]
             if value < own if other > rows else value > own:
-                self._value[other] = own
+                self._move(other, own / value)
 
     def _set(self, rows: int, seconds: float) -> None:
         self._value[rows] = seconds / self._unit
@@ -69,12 +89,13 @@ class PassCosts:
         """From outside, as good as several measurements."""
         self._set(rows, seconds)
         self._seen[rows] = max(self._seen.get(rows, 0), WARM + 1)
-        self._lately[rows] = LATELY
+        self._lately[rows], self._when[rows] = LATELY, self._count
         self._in_order(rows)
 
     def vague(self, rows: int) -> bool:
-        """Has it never been measured, or is it of few rows, as most drafts are, and hardly measured since `outdated`?"""
-        return self._seen.get(rows, 0) <= WARM or rows <= OFTEN and self._lately.get(rows, 0) < LATELY
+        """Has it never been measured, or not for long, or is it of few rows, as most drafts are, and hardly measured since `outdated`?"""
+        return self._seen.get(rows, 0) <= WARM or self._count - self._when.get(rows, 0) > LONG \
+            or rows <= OFTEN and self._lately.get(rows, 0) < LATELY
 
     def outdated(self) -> None:
         """From now on the machine may be another one."""

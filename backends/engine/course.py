@@ -32,14 +32,14 @@ if TYPE_CHECKING:
     from backends.engine.controller import Controller
 
 HORIZON = 256               # tokens over which the promise holds
-START, PROVEN, GROWTH = 0.009, 0.018, 0.004
+START, PROVEN, GROWTH = 0.009, 0.014, 0.004
 CAP = 16                    # plain passes: more than this is never saved up to be lost later
 LENGTHS = (1, 2, 3, 4, 5, 6, 7, 11, 15)      # ids of a draft, where its length is chosen here: each number of rows has to be set up
 MARGIN = 1.05               # gain below which drafting is not worth its risk: what is measured here misses a hundredth or two of it
 HOPELESS = 0.9              # times as fast: a model that has come to less over all answers is only tried; any other may begin in each, since texts differ
 FAIR = 0.97                 # of what a plain pass takes between drafted ones, it would take among its like
 SETTLE = 2                  # plain passes before anything is judged by them
-REFRESH, AGAIN = 48, 2      # drafted passes after which a plain one is measured again; plain ones in a row that this takes
+SOON, REFRESH, AGAIN = 8, 48, 2      # drafted passes after which plain ones are measured again, at first and at most; in a row that this takes
 KEPT = 8                    # passes for which a length, or what ids cost, is not looked for again, where nothing was drafted meanwhile
 NAP = 6                     # passes for which a model that was declined is not asked: between two passes all code is slow
 PATIENT, SELDOM = 12, 4     # vain looks in a text after which it is looked up every second pass, then every third; never more seldom
@@ -84,7 +84,7 @@ class Course:
         self.counts = Counts()
         self.read = 0                                       # tokens that the last call had to read first
         self._passes = self._plain = self._declined = 0     # _plain: passes since one without a draft
-        self._refreshing = 0                                # plain passes of a row that measures them again
+        self._refresh, self._refreshing = SOON, 0           # how many are enough; plain passes of the row that measures them then
         self._luck: dict[str, Acceptance] = {}
         self._trials = Trials()                             # of what is looked up: that depends on the text
         self._at = 0                                        # length of the text when a model last read it
@@ -109,7 +109,7 @@ class Course:
         self._passes += 1
         self.controller.passes += 1
         asleep = not self.modelled or self._passes < self._until
-        if self._plain >= REFRESH or self._refreshing or asleep and (not self.looks or self._passes < self._look):
+        if self._plain >= self._refresh or self._refreshing or asleep and (not self.looks or self._passes < self._look):
             return None
         costs = self.controller.costs
         if costs.seen(streams) < SETTLE:
@@ -264,7 +264,9 @@ class Course:
         answer ended before it, was wrong."""
         if not length:                                      # by far the most passes of a text that does not pay: kept short
             self._pending = self._before = NOTHING
-            self._refreshing = (self._refreshing + 1) % AGAIN if self._plain >= REFRESH or self._refreshing else 0
+            if self._plain >= self._refresh or self._refreshing:
+                self._refreshing = (self._refreshing + 1) % AGAIN
+                self._refresh = self._refresh if self._refreshing else min(2 * self._refresh, REFRESH)
             self._plain = 0
             self._rests.tokens += made
             self._rests.passes += 1

@@ -22,7 +22,7 @@ from backends.engine.controller import Controller
 from backends.engine.course import LENGTHS
 from backends.engine.embed import EmbedQueue
 from backends.engine.grammar import Grammars
-from backends.engine.measure import measure, measure_draft
+from backends.engine.measure import measure, measure_draft, set_up
 from backends.engine.process import typed
 from backends.engine.scheduler import Limits, Scheduler
 from backends.engine.sequence import Answer, Sequence
@@ -66,6 +66,7 @@ class Lane:
         read = getattr(getattr(model.decoder, "arch", None), "pass_bytes", None)
         self.pass_bytes: int | None = read() if read else model.info.weights_bytes      # what a pass of one row reads
         self._measuring: Iterator[None] | None = None
+        self._new = getattr(getattr(model.decoder, "arch", None), "sets_up", False)
         self._scan = getattr(getattr(getattr(model.decoder, "arch", None), "ops", None), "scan", None)
 
     def take(self, answer: Answer) -> None:
@@ -121,20 +122,22 @@ class Lane:
             self.controller.prompted(rows, seconds)
 
     def idle(self, drafters: Mapping[str, Drafter]) -> bool:
-        """Nobody waits: measure what drafting needs to know, one pass. False: nothing to do. ``drafters``: by what they are asked
-        for as."""
-        if not self.controller.wanted or "draft" not in self.model.info.capabilities:
+        """Nobody waits: set few rows up, or measure what drafting needs to know, one pass. False: nothing to do. ``drafters``: by what
+        they are asked for as."""
+        if not self._new and not (self.controller.wanted and "draft" in self.model.info.capabilities):
             return False
         if self._measuring is None:
-            self._measuring = self._measures(drafters)
+            self._measuring = set_up(self.decoder) if self._new else self._measures(drafters)
         try:
             next(self._measuring)
+            return True
         except StopIteration:
-            self._measuring, self.controller.wanted = None, False
-            return False
+            pass
         except Exception as error:  # noqa: BLE001  it was nobody's answer: go on without what it would have told
             log.warning("measuring passes failed: %r", error)
-            self._measuring, self.controller.wanted = None, False
+        self._measuring = None
+        self.controller.wanted &= self._new
+        self._new = False
         return True
 
     def _measures(self, drafters: Mapping[str, Drafter]) -> Iterator[None]:

@@ -6,46 +6,68 @@ measure what they happen to need, this fills the table and has the kernels set u
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
+
+import torch
 
 from backends.base import Decoder, Drafter, DraftJob, Sampling, Step
 from backends.engine.costs import WARM, DraftCosts, PassCosts
 
 BEFORE = 32                 # tokens of the throw-away text in front
-SET_UP, TURNS = 2, 6        # passes of a number of rows that set kernels up, and that are measured
+FEW = (1, 2, 3, 4)          # rows that are set up beforehand: most drafts need no more
+SET_UP, TURNS, ENOUGH = 2, 6, 3     # passes of a number of rows that set kernels up, that are measured, and that will do
 LONGER = 3                  # ids of a longer draft
 NOBODY = -1                 # the throw-away text's number among a drafter's sequences
 
 
+def set_up(decoder: Decoder) -> Iterator[None]:
+    """Passes of few rows, so that the target has set itself up for them before anybody waits: each step of the iterator is one."""
+    text, reads = _words(len(FEW) + SET_UP, decoder.vocab.size), getattr(getattr(decoder, "arch", None), "reads_states", False)
+    slot = decoder.open(text, reuse=False)
+    try:
+        for count in FEW:
+            for turn in range(SET_UP):
+                if not decoder.reserve(slot, count):
+                    return
+                step = Step(slot, text[turn:turn + count], 1)
+                decoder.follow([step], torch.zeros(count, decoder.arch.hidden)) if reads else decoder.extend([step])
+                decoder.truncate(slot, 0)
+                yield
+    finally:
+        decoder.release(slot)
+
+
 def measure(decoder: Decoder, costs: PassCosts, rows: tuple[int, ...], clock: Callable[[], float]) -> Iterator[None]:
-    """Passes of a throw-away text, those of many rows and those of one in turns, so that both see the same machine: each step of the
-    iterator is one. Gives its room back when it ends or is closed."""
+    """Passes of a throw-away text, those of each number of rows and those of one in turns, again and again, so that all see the same
+    machine: each step of the iterator is one. Gives its room back when it ends or is closed, and what it has measured counts if that
+    were `ENOUGH` turns."""
     missing = [count for count in rows if costs.vague(count)]
     most = BEFORE + max(missing, default=1)
     if not missing or most > decoder.context:
         return
-    text = _words(most, decoder.vocab.size)
-    slot = decoder.open(text, reuse=False)
+    text, fastest = _words(most, decoder.vocab.size), {count: [math.inf, math.inf] for count in missing}
+    slot, turn = decoder.open(text, reuse=False), 0
     try:
         if not decoder.reserve(slot, most):
             return
         decoder.extend([Step(slot, text[:BEFORE], 0)])
         yield
-        for count in missing:
-            fastest = dict.fromkeys((1, count), float("inf"))
-            for turn in range(SET_UP + TURNS):
-                for size in fastest:
+        for turn in range(SET_UP + TURNS):
+            for count in missing:
+                for place, size in enumerate((1, count)):
                     decoder.reserve(slot, size)
                     began = clock()
                     decoder.extend([Step(slot, text[BEFORE - turn:BEFORE - turn + size], size)])
                     if turn >= SET_UP:
-                        fastest[size] = min(fastest[size], clock() - began)
+                        fastest[count][place] = min(fastest[count][place], clock() - began)
                     decoder.truncate(slot, BEFORE)
                     yield
-            if count > 1 and costs.seen(1):
-                costs.learn(count, costs.expected(1) * fastest[count] / fastest[1])
     finally:
         decoder.release(slot)
+        for count, (one, many) in fastest.items():
+            if turn >= SET_UP + ENOUGH and count > 1 and costs.seen(1):
+                costs.learn(count, costs.expected(1) * many / one)
 
 
 def measure_draft(decoder: Decoder, drafter: Drafter, costs: DraftCosts, clock: Callable[[], float]) -> Iterator[None]:

@@ -111,6 +111,11 @@ class FusedDecoder:
         return x
 
     @property
+    def sets_up(self) -> bool:
+        """Does the first pass of some number of rows cost more than the next?"""
+        return self._replay is not None
+
+    @property
     def reads_states(self) -> bool:
         return self._join is not None
 
