@@ -1,12 +1,14 @@
 """What a draft learns from: its teacher's own answers and continuations, and windows of text.
 
 A chat model makes up the questions as well: it is given the template up to where a user's words would stand, and writes them
-(Xu et al. 2024, "Magpie"). Every conversation has a number, which decides its seed and temperature, so that the same numbers
+(Xu et al. 2024, "Magpie"). What it would ask by itself is long and half of the answer; people ask short questions. So most
+begin with a few words as people's do, and end with their sentence. Every conversation has a number, which decides its seed and temperature, so that the same numbers
 give the same texts however many run at once. Knows tokens and one decoder; nothing of training.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
@@ -20,6 +22,15 @@ MARK = "words-of-the-user-7f3a"         # stands for the user's words while the 
 TEMPERATURES = (0.0, 0.7)               # of answers, in turn: greedy, as people measure and many serve, and what a chat uses
 ASK = Sampling(temperature=0.8)         # hotter, and a small model asks what nobody would
 QUESTION, ANSWER, OPENING = 64, 256, 24  # most tokens of a question, of an answer; tokens of text that a continuation starts from
+OPENERS = tuple(line.strip() for line in """What is; What are; What does; What can I do; What makes; What happens when; Why is; Why do; Why does; How do I;
+    How can I; How does; How do; How many; How long does; Explain; Explain how; Explain why; Explain the; Describe; Describe a; Describe the;
+    Write a story about; Write a poem about; Write a letter; Write an email; Write a paragraph about; Write a function; Write a Python;
+    Write a speech; Write a dialogue; Write about; Give me; Give me some; Give an example of; Give advice on; List; List some; Name; Name three;
+    Tell me; Tell me about; Tell me a; Summarize; Compare; Who was; Who is; When did; Where is; Where can I; Can you explain; Can you help me;
+    Can I; Could you; Help me; I want to; I need; I have; Plan a; Suggest; Make a; Create a; Rewrite; Correct; Define; Is it; Should I; Which;
+    Is there; Do; Does; Imagine; Please""".split(";"))
+SENTENCE = re.compile(r"[?.!](?=\s|$)|\n")          # ends a question that was begun so
+BY_ITSELF = (0, 3)                      # numbers of eight conversations whose question the model begins itself
 LONGEST_LOOP = 32                        # tokens of a phrase that, said three times in a row, ends an answer
 
 
@@ -105,11 +116,11 @@ class Conversations:
 
     def passages(self, decoder: Decoder, numbers: Iterable[int], streams: int, seed: int, cancel: Cancel) -> Iterator[Passage]:
         """One passage for every number whose question came out as one."""
-        openings = (Prompt(2 * number, self.opening, QUESTION, ASK, self._asked) for number in numbers)
+        openings = (self._question(number) for number in numbers)
         questions = dict(_numbered(continued(decoder, openings, streams, seed, cancel)))
         prompts = []
         for number, said in sorted(questions.items()):
-            words = self._words(said)
+            words = self._words(number // 2, said)
             asked = tuple(self.text.chat([Message("user", words)])) if words else ()
             if 0 < len(asked) < decoder.context:
                 sampling = Sampling(temperature=TEMPERATURES[number // 2 % len(TEMPERATURES)])
@@ -117,13 +128,28 @@ class Conversations:
         for prompt, said in sorted(continued(decoder, prompts, streams, seed, cancel), key=lambda item: item[0].number):
             yield Passage((*prompt.tokens, *said), len(prompt.tokens))
 
+    @staticmethod
+    def _opener(number: int) -> str:
+        return "" if number % 8 in BY_ITSELF else OPENERS[number * 7919 % len(OPENERS)]
+
+    def _question(self, number: int) -> Prompt:
+        opener = self._opener(number)
+        begun = tuple(self.text.encode(opener, special=False)) if opener else ()
+        return Prompt(2 * number, self.opening + begun, QUESTION, ASK, self._sentence if opener else self._asked)
+
+    def _sentence(self, said: list[int]) -> bool:
+        return self._asked(said) or len(said) % 4 == 0 and SENTENCE.search(self.text.decode(said)) is not None
+
     def _asked(self, said: list[int]) -> bool:
         """At the end of the turn, as the model or as the template marks it."""
         return self._ended(said) or bool(self.closing) and len(said) % 4 == 0 and self.closing in self.text.decode(said)
 
-    def _words(self, said: list[int]) -> str:
-        words = self.text.decode(said)
-        return (words.partition(self.closing)[0] if self.closing else words).strip()
+    def _words(self, number: int, said: list[int]) -> str:
+        words, opener = self.text.decode(said), self._opener(number)
+        words = words.partition(self.closing)[0] if self.closing else words
+        end = SENTENCE.search(words) if opener else None
+        words = words if end is None else words[:end.end()]
+        return (opener + words).strip() if words.strip() else ""
 
     def _ended(self, said: list[int]) -> bool:
         return said[-1] in self.text.eos_ids

@@ -34,7 +34,7 @@ from backends.draft_recipe import DraftOptions
 from backends.engine.assemble import assemble, trained_context
 from backends.engine.room import UNKNOWN_CONTEXT
 
-FORMAT = 4                              # of the parts: another number, and old parts are not gone on with
+FORMAT = 5                              # of the parts: another number, and old parts are not gone on with
 SAY, LISTEN, TRAIN = 0.26, 0.16, 0.53   # shares of the minutes; the rest: choosing, rounding, measuring
 JUDGED = (4, 128)                       # windows and their tokens by which layers are chosen
 TEXT_SHARE = {True: 0.1, False: 0.3}    # of what a draft learns from: plain text, for models with and without a chat template
