@@ -511,7 +511,7 @@ class Judge(Protocol):
         ...
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class DraftJob:
     """``k``: the most ids that are of use; ``limit``: for a source of drafts, how many of its ids are worth verifying (None:
     k of any); ``read``: the most tokens that a model should read before it drafts (None: all); of a longer text it reads the

@@ -64,7 +64,7 @@ def keys(seed: int, count: int) -> array:
 
 
 def run(chain: Chain, rows: int, want: Ahead):
-    assert chain.ready(rows, HERE + rows + want.most)
+    assert chain.ready(HERE, rows, want.most)
     return chain.run(HERE, array("i", range(8)), list(range(rows)), None, want)
 
 
@@ -77,8 +77,7 @@ def test_what_is_drawn_is_what_the_sampler_draws(ops, rng, columns, filters):
         sampling = Sampling(temperature=temperature, **filters)
         wanted = [sampler.choose(logits.numpy(), sampling, 5, HERE + place, names=None if names is None else names.numpy())
                   for place in range(MOST)]
-        kept = {name: value for name, value in filters.items() if name != "top_k" or value < 10**6}
-        guesses = run(chain, 1, Ahead(MOST, None, keys(5, MOST), temperature, **kept))
+        guesses = run(chain, 1, Ahead(MOST, None, keys(5, MOST), temperature, **filters))
         assert guesses.ids == wanted and guesses.read == [0, *wanted[:-1]]
         chances = torch.softmax(logits.double() / temperature, 0)
         place = {int(name): column for column, name in enumerate(range(columns) if names is None else names)}
@@ -121,6 +120,11 @@ def test_it_ends_before_an_id_that_is_not_the_callers(ops, rng):
     assert guesses.ids == whole[:at] and guesses.read == [0, *whole[:at]]
 
 
+def test_more_ids_than_it_has_room_for_are_not_begun(ops, rng):
+    chain, _ = still(ops, rng, 50, 1.0)
+    assert not chain.ready(HERE, 1, MOST + 1) and not chain.ready(HERE, 17, 2) and chain.ready(HERE, 1, MOST)
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_logits_that_are_no_numbers_are_an_error_and_the_next_call_works(ops, rng, value):
     chain, _ = still(ops, rng, 50, 1.0)
@@ -157,7 +161,7 @@ def drafters(request, tmp_path):
         decoder = loaded(write_draft(tmp_path, torch.randn(width, width) / width ** .5, 1.0), "cpu").decoder
         make = StatePlaces
     one, other = (ModelDrafter(decoder, None, make(decoder)) for _ in range(2))
-    other.places._ahead = None
+    other.places.at_once = False
     return decoder, one, other
 
 
@@ -186,10 +190,27 @@ def test_a_whole_draft_is_what_is_drafted_id_by_id(drafters, sampling, judge):
     one.close(), other.close()
 
 
+def test_states_of_a_verifier_in_bfloat16_are_read_as_numbers(tmp_path):
+    """Its kernels are others than the draft's."""
+    width = ModelDir.of(PARENT, "parent").config["hidden_size"]
+    decoder = loaded(write_draft(tmp_path, torch.eye(width), 1.0), "cpu").decoder
+    stream, drafts = torch.randn(64, width, generator=torch.Generator().manual_seed(3)).bfloat16(), []
+    for kind in (torch.bfloat16, torch.float32):
+        drafter, text = ModelDrafter(decoder, None, StatePlaces(decoder)), list(TEXT)
+        kept = Kept(0)
+        kept.add(stream.to(kind), 0, len(TEXT) - 1)
+        for turn in range(8):
+            kept.add(stream.to(kind), len(text) - 1, 1)
+            text.append(40 + turn)
+            drafts.append(list(drafter.propose([DraftJob(text, 3, Sampling(temperature=0.0), 1, 1, kept=kept)])[0]))
+        drafter.close()
+    assert decoder.chains and drafts[:8] == drafts[8:]
+
+
 def test_at_the_end_of_the_context_it_drafts_as_id_by_id():
     decoder = loaded(PARENT, "cpu").decoder
     one, other = ModelDrafter(decoder), ModelDrafter(decoder)
-    other.places._ahead = None
+    other.places.at_once = False
     text = [3 + place % 90 for place in range(decoder.context - 9)]
     for _ in range(14):
         text.append(5)

@@ -145,11 +145,17 @@ class Conversations:
         return self._ended(said) or bool(self.closing) and len(said) % 4 == 0 and self.closing in self.text.decode(said)
 
     def _words(self, number: int, said: list[int]) -> str:
-        words, opener = self.text.decode(said), self._opener(number)
+        opener = self._opener(number)
+        words = self._continuing(said) if opener else self.text.decode(said)
         words = words.partition(self.closing)[0] if self.closing else words
         end = SENTENCE.search(words) if opener else None
         words = words if end is None else words[:end.end()]
         return (opener + words).strip() if words.strip() else ""
+
+    def _continuing(self, said: list[int]) -> str:
+        """As it stands behind other words: a text of its own might begin without its space."""
+        stream = self.text.stream(True)
+        return "".join([*map(stream.push, said), stream.flush()])
 
     def _ended(self, said: list[int]) -> bool:
         return said[-1] in self.text.eos_ids

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 
 WARM = 3                    # first measurements of a number of rows, of which the fastest counts: kernels are still set up
 # How fast (the costs of all numbers of rows, that of the measured one alone) follow a measurement. One number of rows time after time
-# tells how fast the machine is at present; the first `FRESH` of it behind another number tell how the two compare, and the more, up to
-# `FARTHEST`, the longer it was away: what a row more costs changes with what else the processor has to do. Of what makes plain passes
+# tells how fast the machine is at present; the first `FRESH` of it behind another number tell how the two compare, and `EACH`
+# pass that it was away the more, up to `FARTHEST`: what a row more costs changes with what else the processor has to do. Of what makes plain passes
 # look slower only so large a part (an exponent) is taken in.
 SAME, OTHER, UPWARDS = (0.1, 0.03), (0.03, 0.15), 0.4
-FRESH, AWAY, FARTHEST = 2, 0.01, 0.4
+FRESH, EACH, FARTHEST = 2, 0.01, 0.4
 CLIP = 1.25                 # a measurement beyond this factor is taken for it: somebody else had the processor
 FIRST_WAIT, LAST_WAIT = 6, 192      # passes between two trials of what does not pay
 LATELY, OFTEN = 8, 3        # passes of a number of rows that are as good as measuring it while nobody waits; rows for which that is done again
@@ -52,12 +52,13 @@ class PassCosts:
         self._lately[rows] = self._lately.get(rows, 0) + 1
         if seen <= WARM:
             self._set(rows, min(self._value.get(rows, math.inf) * self._unit, seconds))
-            self._in_order(rows)
+            if seen == WARM:
+                self._in_order(rows)
             return
         ratio = min(max(seconds / (self._value[rows] * self._unit), 1 / CLIP), CLIP)
         if plain and ratio > 1:
             ratio **= UPWARDS
-        unit, own = SAME if self._run > FRESH else (OTHER[0], min(FARTHEST, OTHER[1] + AWAY * self._away))
+        unit, own = SAME if self._run > FRESH else (OTHER[0], min(FARTHEST, OTHER[1] + EACH * self._away))
         self._unit *= ratio ** unit
         self._plain = rows if plain else self._plain
         self._move(rows, ratio ** own)
@@ -76,9 +77,9 @@ class PassCosts:
     def _in_order(self, rows: int) -> None:
         """Fewer rows never cost more than many. Where two costs say so, that of ``rows``, which was measured last, is believed: the other
         is of a time when the machine had more or less to do besides."""
-        for other in self._value:
-            own, value = self._value[rows], self._value[other]
-            if value < own if other > rows else value > own:
+        for other in (self._plain, *self._value):           # a plain pass moves others as well
+            own, value = self._value[rows], self._value.get(other)
+            if value is not None and (value < own if other > rows else value > own):
                 self._move(other, own / value)
 
     def _set(self, rows: int, seconds: float) -> None:

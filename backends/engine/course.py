@@ -8,7 +8,7 @@ it is of each id: its drafts end where that is too little (`sureness.py`), and a
 Budget. Each answer may lose `START` of the time that `HORIZON` plain tokens take (and of its prompt's time), `PROVEN` where drafts
 of that name have paid of late, and `GROWTH` of each further token's; what drafts gain is added. A draft is only made when the
 budget covers its worst case: every id wrong, and a number of rows that was never measured as dear as passes of their own. So an
-answer of `HORIZON` tokens is at most 1.3 % slower than a plain one, whatever text and draft are, and 2.2 % where a text turns
+answer of `HORIZON` tokens is at most 1.3 % slower than a plain one, whatever text and draft are, and 1.8 % where a text turns
 against a draft that has paid; the rest up to 3 % is for what measuring itself costs and for its errors.
 
 Knows numbers: no decoder, no ids, and no clock.
@@ -42,7 +42,7 @@ SETTLE = 2                  # plain passes before anything is judged by them
 SOON, REFRESH, AGAIN = 8, 48, 2      # drafted passes after which plain ones are measured again, at first and at most; in a row that this takes
 KEPT = 8                    # passes for which a length, or what ids cost, is not looked for again, where nothing was drafted meanwhile
 NAP = 6                     # passes for which a model that was declined is not asked: between two passes all code is slow
-PATIENT, SELDOM = 12, 4     # vain looks in a text after which it is looked up every second pass, then every third; never more seldom
+PATIENT, SELDOM = 12, 4     # vain looks in a text after which it is looked up every second pass, later every fourth; never more seldom
 SURE = 7                    # most ids of a draft that ends by itself
 TRIAL = 2                   # ids of a draft that is made to see whether drafting pays by now
 READ = 0.5                  # of what may be lost, so much may be spent on reading: the rest is for drafts that come of it
@@ -145,11 +145,7 @@ class Course:
         modelled = not source.startswith("lookup")
         if modelled and self._passes < self._until:
             return 0
-        circumstances = self.controller.version, self._base, self._k, self._passes // KEPT
-        known, best = self._found.get(source, (None, 0))
-        if known != circumstances:
-            best = self._best(source) if source != MODEL else min(SURE, self._k) if self._pays() else 0
-            self._found[source] = circumstances, best
+        best = self._longest(source)
         (trials, now), pays = self._patience(modelled), best > 0
         if pays:
             trials.pays(source)
@@ -173,6 +169,17 @@ class Course:
         if source == MODEL:
             self._going, self._most, self._dearest = self._goes(best), best, self._worst(best, MODEL, 0)
             self._priced = (self._base, self._k, self._passes // KEPT) if pays else ()
+        return best
+
+    def _longest(self, source: str) -> int:
+        """How many ids would pay if there were enough to lose; 0: none."""
+        if source == MODEL:                                 # the draft itself ends where it is not sure
+            return min(SURE, self._k) if self._pays() else 0
+        circumstances = self.controller.version, self._base, self._k, self._passes // KEPT
+        known, best = self._found.get(source, (None, 0))
+        if known != circumstances:
+            best = self._best(source)
+            self._found[source] = circumstances, best
         return best
 
     def _as_before(self) -> bool:

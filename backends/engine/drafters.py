@@ -46,7 +46,7 @@ class Places:
         self.columns: np.ndarray | None = getattr(decoder, "columns", None) if narrow else None
         self.scan = getattr(getattr(getattr(decoder, "arch", None), "ops", None), "scan", None)
         self._narrow = {} if self.columns is None else {"narrow": True}
-        self._ahead = getattr(decoder, "ahead", None)
+        self.at_once = getattr(decoder, "chains", False)    # may a whole draft be one call?
         self._known: dict[int, _Place] = {}
 
     def catch_up(self, sequence: int, ids: Sequence[int], read: int | None, ahead: int, kept: Kept | None = None) -> list[int]:
@@ -122,10 +122,10 @@ class Places:
         return [sampler.rows(row)[0] for row in rows]
 
     def ahead(self, sequence: int, feed: list[int], want: Ahead) -> Guesses | None:
-        """One guess after another in one call, where the decoder can; None: it cannot, and nothing has changed."""
+        """One guess after another in one call; None: that cannot be now, and nothing has changed."""
         place = self._known[sequence]
-        guesses = self._ahead and self._ahead(place.slot, feed, None, want)
-        if guesses:
+        guesses = self.decoder.ahead(place.slot, feed, None, want)
+        if guesses is not None:
             place.held += guesses.read
         return guesses
 
@@ -192,8 +192,8 @@ class ModelDrafter:
 
     def propose(self, batch: Sequence[DraftJob]) -> list[Draft]:
         begun = [self._begin(job) for job in batch]
-        if len(begun) == 1:
-            self._ahead(begun[0])
+        if len(begun) == 1 and self.places.at_once:
+            self._at_once(begun[0])
         while active := [one for one in begun if one.feed and self.places.reserve(one.job.sequence, len(one.feed))]:
             for one, row in zip(active, self.places.extend([(one.job.sequence, one.feed) for one in active])):
                 self._add(one, row)
@@ -205,7 +205,7 @@ class ModelDrafter:
         sampling = self._own(job.sampling) if feed else job.sampling
         return _Begun(job, most, feed, sampling, sampler.is_plain(sampling, None, ()), Draft(source=MODEL), [])
 
-    def _ahead(self, one: _Begun) -> None:
+    def _at_once(self, one: _Begun) -> None:
         """The whole draft in one call, where that can be."""
         job, sampling = one.job, one.sampling
         if not one.feed or sampling.logit_bias:
@@ -222,13 +222,10 @@ class ModelDrafter:
 
     def _add(self, one: _Begun, row: np.ndarray) -> None:
         """The next id, and whether there is to be one more."""
-        judge, names = one.job.judge, self.places.columns
-        if one.plain:
-            column, sure = sampler.surest(row)
-            token = column if names is None else int(names[column])
-        else:
-            token = sampler.choose(row, one.sampling, one.job.seed, len(one.job.tokens) + len(one.draft), scan=self.places.scan, names=names)
-            sure = 1.0 if judge is None else sampler.probability(row, self.places.place(token), one.sampling, self._near)
+        judge, sampling = one.job.judge, one.sampling
+        token = sampler.choose(row, sampling, one.job.seed, len(one.job.tokens) + len(one.draft), scan=self.places.scan,
+                               names=self.places.columns)
+        sure = 1.0 if judge is None else sampler.probability(row, self.places.place(token), sampling, self._near)
         one.feed = []
         if self.known is None or token < self.known:
             one.draft.append(token)

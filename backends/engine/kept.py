@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import torch
 from torch import Tensor
 
@@ -15,15 +17,15 @@ class Kept:
     def __init__(self, first: int) -> None:
         self.first = self.end = first
         self._room, self._places = torch.empty(0, 0), 0
-        self._fast = None                                   # the same memory for NumPy, which is sooner done with a row than torch
+        self._row = 0                                       # bytes of a place in the host's memory; 0: it is elsewhere
 
     def add(self, stream: Tensor, row: int, count: int) -> None:
         """The next places: rows [row, row + count) of ``stream``, [R, H], which are copied."""
         at = self.end - self.first
         if at + count > self._places:
             at = self._make_room(stream, at, count)
-        if self._fast is not None:
-            self._fast[at:at + count] = stream.numpy()[row:row + count]
+        if self._row and stream.is_contiguous():            # few steps: between two passes all code is slow
+            ctypes.memmove(self._room.data_ptr() + at * self._row, stream.data_ptr() + row * self._row, count * self._row)
         else:
             self._room[at:at + count] = stream[row:row + count]
         self.end += count
@@ -36,7 +38,7 @@ class Kept:
             rows[:stay] = self._room[held - stay:held]
         self.first += held - stay
         self._room, self._places = rows, len(rows)
-        self._fast = rows.numpy() if rows.device.type == "cpu" and rows.dtype == torch.float32 else None       # NumPy lacks bfloat16
+        self._row = rows.shape[1] * rows.element_size() if rows.device.type == "cpu" else 0
         return stay
 
     def cut(self, end: int) -> None:

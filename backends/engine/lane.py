@@ -63,11 +63,12 @@ class Lane:
         self.embeds = EmbedQueue(model.decoder)
         self.queue = Queue(model.info.streams)
         self.counters = Counters()
-        read = getattr(getattr(model.decoder, "arch", None), "pass_bytes", None)
+        arch = getattr(model.decoder, "arch", None)
+        read = getattr(arch, "pass_bytes", None)
         self.pass_bytes: int | None = read() if read else model.info.weights_bytes      # what a pass of one row reads
         self._measuring: Iterator[None] | None = None
-        self._new = getattr(getattr(model.decoder, "arch", None), "sets_up", False)
-        self._scan = getattr(getattr(getattr(model.decoder, "arch", None), "ops", None), "scan", None)
+        self._new = getattr(arch, "sets_up", False)         # few rows are to be set up still
+        self._scan = getattr(getattr(arch, "ops", None), "scan", None)
 
     def take(self, answer: Answer) -> None:
         """Queue a new request's choices; the loop has entered it in ``answers``."""

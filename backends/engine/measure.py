@@ -16,7 +16,8 @@ from backends.engine.costs import WARM, DraftCosts, PassCosts
 
 BEFORE = 32                 # tokens of the throw-away text in front
 FEW = (1, 2, 3, 4)          # rows that are set up beforehand: most drafts need no more
-SET_UP, TURNS, ENOUGH = 2, 6, 3     # passes of a number of rows that set kernels up, that are measured, and that will do
+SET_UP, TURNS = 2, 6        # passes of a number of rows that set kernels up, and that are measured
+TOGETHER = 3                # numbers of rows that are measured in turns: few, since whoever comes ends it
 LONGER = 3                  # ids of a longer draft
 NOBODY = -1                 # the throw-away text's number among a drafter's sequences
 
@@ -39,35 +40,35 @@ def set_up(decoder: Decoder) -> Iterator[None]:
 
 
 def measure(decoder: Decoder, costs: PassCosts, rows: tuple[int, ...], clock: Callable[[], float]) -> Iterator[None]:
-    """Passes of a throw-away text, those of each number of rows and those of one in turns, again and again, so that all see the same
-    machine: each step of the iterator is one. Gives its room back when it ends or is closed, and what it has measured counts if that
-    were `ENOUGH` turns."""
-    missing = [count for count in rows if costs.vague(count)]
-    most = BEFORE + max(missing, default=1)
-    if not missing or most > decoder.context:
+    """Passes of a throw-away text, those of some numbers of rows and those of one in turns, again and again, so that all see the same
+    machine: each step of the iterator is one. Gives its room back when it ends or is closed."""
+    missing = [count for count in rows if count > 1 and costs.vague(count)]
+    if not missing or BEFORE + max(missing) > decoder.context or not costs.seen(1):
         return
-    text, fastest = _words(most, decoder.vocab.size), {count: [math.inf, math.inf] for count in missing}
-    slot, turn = decoder.open(text, reuse=False), 0
+    text = _words(BEFORE + max(missing), decoder.vocab.size)
+    slot = decoder.open(text, reuse=False)
     try:
-        if not decoder.reserve(slot, most):
+        if not decoder.reserve(slot, len(text)):
             return
         decoder.extend([Step(slot, text[:BEFORE], 0)])
         yield
-        for turn in range(SET_UP + TURNS):
-            for count in missing:
-                for place, size in enumerate((1, count)):
-                    decoder.reserve(slot, size)
-                    began = clock()
-                    decoder.extend([Step(slot, text[BEFORE - turn:BEFORE - turn + size], size)])
-                    if turn >= SET_UP:
-                        fastest[count][place] = min(fastest[count][place], clock() - began)
-                    decoder.truncate(slot, BEFORE)
-                    yield
+        for at in range(0, len(missing), TOGETHER):
+            fastest = {count: [math.inf, math.inf] for count in missing[at:at + TOGETHER]}
+            for turn in range(SET_UP + TURNS):
+                for count, best in fastest.items():
+                    for place, size in enumerate((1, count)):
+                        decoder.reserve(slot, size)
+                        began = clock()
+                        decoder.extend([Step(slot, text[BEFORE - turn:BEFORE - turn + size], size)])
+                        if turn >= SET_UP:
+                            best[place] = min(best[place], clock() - began)
+                        decoder.truncate(slot, BEFORE)
+                        yield
+            plain = costs.expected(1)
+            for count, (one, many) in fastest.items():
+                costs.learn(count, plain * max(1.0, many / one))
     finally:
         decoder.release(slot)
-        for count, (one, many) in fastest.items():
-            if turn >= SET_UP + ENOUGH and count > 1 and costs.seen(1):
-                costs.learn(count, costs.expected(1) * many / one)
 
 
 def measure_draft(decoder: Decoder, drafter: Drafter, costs: DraftCosts, clock: Callable[[], float]) -> Iterator[None]:

@@ -135,30 +135,37 @@ class PagedDecoder:
         for step in steps:
             self._make_writable(step.slot, len(step.tokens))
         batch = self._batch(steps)
-        batch.states = states if states.dtype == torch.float32 and states.is_contiguous() and states.device == self.device else \
-            states.to(self.device, torch.float32).contiguous()
+        batch.states = self._readable(states)
         hidden = self.arch.forward(batch, self.kv.layers)
-        rows = hidden[-steps[0].want:] if len(steps) == 1 and steps[0].want else _of(hidden, batch.wanted)
-        logits = fetch(self.arch.narrow(rows)) if len(rows) else rows
-        if logits.shape[1] > self._width:
-            logits = logits[:, :self._width]
+        rows = _of(hidden, batch.wanted)
+        logits = fetch(self.arch.narrow(rows)[:, :self._width]) if len(rows) else rows
         self._settle(steps, batch)
-        return [logits] if len(steps) == 1 else list(logits.split([step.want for step in steps])), rows
+        return list(logits.split([step.want for step in steps])), rows
 
     def ahead(self, slot: PagedSlot, feed: Sequence[int], states: Tensor | None, want: Ahead) -> Guesses | None:
         """Ids guessed one after another, in one call, after ``feed`` (of a draft that reads them with ``states``, as `follow`). None: this
         decoder, or its target, has no such way, or not yet, or there is no room; then nothing has changed."""
         rows = len(feed) + want.most - 1
-        if self._chain is None or not self._chain.ready(len(feed), slot.length + rows) or slot.length + rows > self.context \
+        if not self.chains or not self._chain.ready(slot.length, len(feed), want.most) or slot.length + rows > self.context \
                 or not self.reserve(slot, rows):
             return None
-        self._make_writable(slot, rows)
-        guesses = self._chain.run(slot.length, slot.pages, feed, states, want)
+        self._take_back(slot)
+        guesses = self._chain.run(slot.length, slot.pages, feed, None if states is None else self._readable(states), want)
         slot.tokens.extend(guesses.read)
         self._publish(slot)
         self.steps += 1 + len(guesses.read) - len(feed)
         self.rows += len(guesses.read)
         return guesses
+
+    def _readable(self, states: Tensor) -> Tensor:
+        """As the ops take them: another target's verifier may have them in another type, or elsewhere."""
+        ready = states.dtype == torch.float32 and states.is_contiguous() and states.device == self.device
+        return states if ready else states.to(self.device, torch.float32).contiguous()
+
+    @property
+    def chains(self) -> bool:
+        """Is there any use in asking for `ahead`?"""
+        return self._chain is not None
 
     @cached_property
     def _chain(self) -> Any:
@@ -194,6 +201,10 @@ class PagedDecoder:
     def _make_writable(self, slot: PagedSlot, n: int) -> None:
         if not self.reserve(slot, n):
             raise RuntimeError(f"extend without room: {slot.length} + {n} tokens, {len(slot.pages)} pages; reserve first")
+        self._take_back(slot)
+
+    def _take_back(self, slot: PagedSlot) -> None:
+        """No page that is written to from now on is findable."""
         for place in range(slot.length // PAGE, slot.published):
             if self.pool.published(slot.pages[place]):
                 self.pool.forget(slot.pages[place])

@@ -30,7 +30,6 @@ from backends.errors import StepFailed
 
 SLACK = 1e-6
 COLDEST = 1e-6               # a temperature below is greedy: logits over it would leave the range of float32
-WIDE = 1 << 15               # columns beyond which only the leading ones are added up
 NEAR = 6.0                   # nats below the best within which nearly all of the mass is
 BANDS = (4.0, 7.0, 10.0, 15.0, 25.0)     # nats below the best where the leading tokens are looked for first
 
@@ -240,18 +239,6 @@ def _survivors(logits: np.ndarray, top: float, sampling: Sampling, scan: Scan) -
 def _mass(values: np.ndarray, top: float, temperature: float) -> np.ndarray:
     """Probability relative to the best token's."""
     return np.exp((values - values.dtype.type(top)) * values.dtype.type(1 / temperature))
-
-
-def surest(logits: np.ndarray) -> tuple[int, float]:
-    """The column of the largest logit and its probability. In few steps: where a draft is made, all code is slow."""
-    best = int(logits.argmax())
-    top = logits[best]
-    if not math.isfinite(top):
-        raise StepFailed("The model's output is not a number.", logit=float(top))
-    if len(logits) > WIDE:
-        return best, probability(logits, best, Sampling(temperature=0.0))
-    apart = logits - top
-    return best, 1 / float(np.add.reduce(np.exp(apart, out=apart)))
 
 
 def probability(logits: np.ndarray, column: int, sampling: Sampling, scan: Scan | None = None) -> float:

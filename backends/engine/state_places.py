@@ -86,13 +86,6 @@ class StatePlaces(Places):
         return torch.zeros(end - begin, self.decoder.arch.hidden, device=self.decoder.device)
 
     def extend(self, feeds: Sequence[tuple[int, list[int]]]) -> list:
-        if len(feeds) == 1:                                 # nearly always, and told apart since all code is slow here
-            (sequence, ids), = feeds
-            trail = self._known[sequence]
-            states = trail.states if trail.known else trail.states.clone()      # its own are written over by what reads them
-            rows, stream = self.decoder.follow([Step(trail.slot, ids, 1)], states)
-            trail.sure, trail.known, trail.states = trail.sure + trail.known, 0, stream
-            return [sampler.rows(rows[0])[0]]
         trails = [self._known[sequence] for sequence, _ in feeds]
         states = torch.cat([trail.states for trail in trails])
         rows, stream = self.decoder.follow([Step(trail.slot, ids, 1) for trail, (_, ids) in zip(trails, feeds)], states)
@@ -103,7 +96,7 @@ class StatePlaces(Places):
 
     def ahead(self, sequence: int, feed: list[int], want: Ahead) -> Guesses | None:
         trail = self._known[sequence]
-        guesses = self._ahead and self._ahead(trail.slot, feed, trail.states, want)
-        if guesses:
+        guesses = self.decoder.ahead(trail.slot, feed, trail.states, want)
+        if guesses is not None:
             trail.sure, trail.known = trail.sure + trail.known, 0
         return guesses

@@ -24,7 +24,7 @@ class Calibration:
     def __init__(self) -> None:
         bands = len(EDGES) + 1
         self.rates = array("d", ((low + high) / 2 for low, high in zip((0.0, *EDGES), (*EDGES, 1.0))))       # of each band
-        self._right = [WEIGHT * (low + high) / 2 for low, high in zip((0.0, *EDGES), (*EDGES, 1.0))]
+        self._right = [WEIGHT * rate for rate in self.rates]
         self._tried = [WEIGHT] * bands
 
     def saw(self, probability: float, right: bool) -> None:

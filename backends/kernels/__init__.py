@@ -169,8 +169,7 @@ class Batch:
     states: Tensor | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Ahead:
+class Ahead(NamedTuple):
     """Which ids a model is to guess one after another: ``most`` of them, up to the first from ``known`` on (None: all are known).
     ``places`` None: always the likeliest. Else as `engine/sampler.py` draws, with these keys of noise, uint64, one for each id.
 

@@ -206,15 +206,13 @@ class CpuOps:
         self._context.run(program)
 
     def run_chain(self, chain: int) -> None:
-        """``chain``: the address of its descriptor. It stands on the batch descriptor, which holds nothing afterwards (`unbind`)."""
+        """``chain``: the address of its descriptor. It uses the batch descriptor, which holds nothing afterwards."""
+        self._batch = None
         self._call(abi.CHAIN, chain)
 
     @property
     def batch_address(self) -> int:
         return self._batch_at
-
-    def unbind(self) -> None:
-        self._batch = None
 
     def bind(self, batch: Batch) -> None:
         """Make ``batch`` the one that `attend` sees: its tensors' addresses go into the one descriptor."""

@@ -63,18 +63,22 @@ struct Spec {
 // Ids that a model guesses one after another in the cache of one sequence. Programs: a pass, its norm and its head, the first of
 // `rows` ids, the next of one; both read `ids` and `states` (null: none), and leave logits and, in a stream, the last row.
 struct Chain {
-    const int64_t *first, *next; int64_t first_lines, next_lines;
-    const float *first_stream, *next_stream, *given; float* states; int64_t width;      // given: of the first
-    int64_t* ids; Batch* batch;
-    const float *cos, *sin; int64_t half;                   // [positions, half]
-    const int32_t* pages; int64_t page, before, rows;       // `before` tokens are in the cache
-    const float* logits; const int64_t* names; int64_t columns; int32_t* found;     // names: null: a column is its id; found [columns]
+    // of one call
+    const int64_t* first; int64_t first_lines; const float* first_stream;
+    const float* given; float* states;                      // [rows, width] that belong to the ids; where programs read them
+    const int32_t* pages; int64_t before, rows;             // `before` tokens are in the cache
     int64_t most, known;                                    // ids wanted; from id `known` on they are not the caller's
     double temperature; const uint64_t* places;             // 0: the likeliest; the noise of each place
     int64_t top_k; double top_p, min_p;                     // 0, 1, 0: all
     const double *edges, *rates, *needs; int64_t bands;     // bands 0: made to the end. Else an id is followed by another while the
                                                             // product of rates[band of its probability] exceeds needs[ids so far]
-    int64_t *out; double* sure; int64_t made, passes;       // results; made -1: the logits were no numbers
+    // of the model
+    const int64_t* next; int64_t next_lines; const float* next_stream; int64_t width;       // of a row
+    int64_t* ids; Batch* batch;
+    const float *cos, *sin; int64_t half, page;             // [positions, half]
+    const float* logits; const int64_t* names; int64_t columns; int32_t* found;     // names: null: a column is its id; found [columns]
+    int64_t* out; double* sure;
+    int64_t made, passes;                                   // results; made -1: the logits were no numbers
 };
 
 class Pool;

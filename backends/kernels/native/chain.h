@@ -8,7 +8,7 @@
 
 namespace GAINZ_NS {
 
-constexpr float CLOSE = 4.f, DISTANT = 25.f;            // nats below the best: looked at first, and what is worth a look at all
+constexpr float BANDS[] = {4.f, 7.f, 10.f, 15.f, 25.f};     // nats below the best where the leading columns are looked for first
 constexpr double NOISE_STEP = 1.0 / 4294967296.0;  // of 32 random bits
 
 static inline double gumbel(uint32_t bits) { return -std::log(-std::log((bits + 0.5) * NOISE_STEP)); }
@@ -46,38 +46,56 @@ static inline float mass_of(const float* x, int64_t n, float top, float by) {
 
 struct Choice { int64_t column; float probability; };
 
-// the columns that top-k, top-p and min-p leave, of those in `ids`, any order
-static int64_t survivors(const Chain& g, const float* x, float top, float by, float mass, int32_t* ids, int64_t found) {
-    if (g.top_k > 0 || g.top_p < 1) {
-        std::sort(ids, ids + found, [x](int32_t a, int32_t b) { return x[a] > x[b] || (x[a] == x[b] && a < b); });
-        if (g.top_k > 0 && g.top_k < found) {
-            found = g.top_k;
-            mass = 0.f;
-            for (int64_t i = 0; i < found; i++) mass += std::exp((x[ids[i]] - top) * by);
-        }
-        float reached = 0.f;
-        for (int64_t i = 0; i < found && g.top_p < 1; i++) {
-            reached += std::exp((x[ids[i]] - top) * by);
-            if (reached >= (g.top_p - 1e-6) * mass) found = i + 1;
-        }
+static inline float chance(const float* x, int32_t column, float top, float by) { return std::exp((x[column] - top) * by); }
+
+static float chances(const float* x, const int32_t* ids, int64_t n, float top, float by) {
+    float all = 0.f;
+    for (int64_t i = 0; i < n; i++) all += chance(x, ids[i], top, by);
+    return all;
+}
+
+// the columns among which top-k, top-p and min-p choose, rising
+static int64_t leading(const Chain& g, const float* x, float top, float by, float mass) {
+    if (g.top_k <= 0 && g.top_p >= 1) return reaching(x, g.columns, top + (std::log(static_cast<float>(g.min_p)) - 1e-4f) / by, g.found);
+    int64_t found = 0;
+    for (const float band : BANDS) {
+        found = reaching(x, g.columns, top - band / by, g.found);
+        if (g.top_k > 0 ? found >= least(g.top_k, g.columns) : chances(x, g.found, found, top, by) >= g.top_p * mass) break;
     }
-    if (!(g.min_p > 0)) return found;
-    int64_t kept = 0;
+    return found;
+}
+
+// those that they leave, any order
+static int64_t survivors(const Chain& g, const float* x, float top, float by, float mass) {
+    int32_t* ids = g.found;
+    int64_t found = leading(g, x, top, by, mass), kept = 0;
+    if (g.top_k > 0 || g.top_p < 1)
+        std::sort(ids, ids + found, [x](int32_t a, int32_t b) { return x[a] > x[b] || (x[a] == x[b] && a < b); });
+    if (g.top_k > 0) {
+        found = least(found, g.top_k);
+        mass = chances(x, ids, found, top, by);
+    }
+    float reached = 0.f;
+    for (int64_t i = 0; i < found && g.top_p < 1; i++) {
+        reached += chance(x, ids[i], top, by);
+        if (reached >= (g.top_p - 1e-6) * mass) found = i + 1;
+    }
     for (int64_t i = 0; i < found; i++) {
         ids[kept] = ids[i];
-        kept += std::exp((x[ids[i]] - top) * by) >= g.min_p * (1 - 1e-6);
+        kept += !(g.min_p > 0) || chance(x, ids[i], top, by) >= g.min_p * (1 - 1e-6);
     }
     return kept;
 }
 
 struct Winner { int64_t column; double score; };
 
-static void compete(const Chain& g, const float* x, float top, double by, uint64_t place, const int32_t* ids, int64_t found, Winner& best) {
+static inline uint64_t name_of(const Chain& g, int64_t column) { return static_cast<uint64_t>(g.names ? g.names[column] : column); }
+
+static void compete(const Chain& g, const float* x, float top, double by, uint64_t place, int64_t found, Winner& best) {
     for (int64_t i = 0; i < found; i++) {
-        const uint64_t name = static_cast<uint64_t>(g.names ? g.names[ids[i]] : ids[i]);
-        const double score = (static_cast<double>(x[ids[i]]) - top) * by + gumbel(noise_bits(place, name));
-        const bool wins = score > best.score || (score == best.score && ids[i] < best.column);
-        if (wins) best = {ids[i], score};
+        const double score = (static_cast<double>(x[g.found[i]]) - top) * by + gumbel(noise_bits(place, name_of(g, g.found[i])));
+        const bool wins = score > best.score || (score == best.score && g.found[i] < best.column);
+        if (wins) best = {g.found[i], score};
     }
 }
 
@@ -92,24 +110,20 @@ static Choice choose(const Chain& g, const float* x, uint64_t place) {
         return {g.found[0], 1.f / mass};
     }
     const bool whole = g.top_k <= 0 && g.top_p >= 1 && !(g.min_p > 0);
-    const double temperature = g.temperature;
-    int64_t found = reaching(x, n, static_cast<float>(top - (whole ? CLOSE : DISTANT) * temperature), g.found);
-    if (!whole) found = survivors(g, x, top, by, mass, g.found, found);
+    int64_t found = whole ? reaching(x, n, top - BANDS[0] / by, g.found) : survivors(g, x, top, by, mass);
     Winner best = {g.found[0], -HUGE_VAL};
-    compete(g, x, top, 1 / temperature, place, g.found, found, best);
+    compete(g, x, top, by, place, found, best);
     if (whole) {                                   // any other needs noise above what separates it from the winner
-        const double highest = gumbel(0xffffffffu);
-        const int64_t bound = bits_above(best.score + CLOSE);
-        found = reaching(x, n, static_cast<float>(top + (best.score - highest) * temperature), g.found);
+        const int64_t bound = bits_above(best.score + BANDS[0]);
+        found = reaching(x, n, static_cast<float>(top + (best.score - gumbel(0xffffffffu)) / by), g.found);
         int64_t kept = 0;
         for (int64_t i = 0; i < found; i++) {
-            const uint64_t name = static_cast<uint64_t>(g.names ? g.names[g.found[i]] : g.found[i]);
             g.found[kept] = g.found[i];
-            kept += noise_bits(place, name) >= static_cast<uint64_t>(bound);
+            kept += noise_bits(place, name_of(g, g.found[i])) >= static_cast<uint64_t>(bound);
         }
-        compete(g, x, top, 1 / temperature, place, g.found, kept, best);
+        compete(g, x, top, by, place, kept, best);
     }
-    return {best.column, std::exp((x[best.column] - top) * by) / mass};
+    return {best.column, chance(x, static_cast<int32_t>(best.column), top, by) / mass};
 }
 
 static inline double rate_of(const Chain& g, double probability) {
@@ -147,7 +161,7 @@ static void chain(Context& c, const int64_t* w) {
         const Choice choice = choose(g, g.logits, g.temperature > 0 ? g.places[g.passes] : 0);
         g.passes++;
         if (choice.column < 0) { g.made = -1; return; }
-        const int64_t token = g.names ? g.names[choice.column] : choice.column;
+        const int64_t token = static_cast<int64_t>(name_of(g, choice.column));
         if (token >= g.known) return;
         g.out[g.made] = token;
         g.sure[g.made++] = choice.probability;
