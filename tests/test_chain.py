@@ -20,6 +20,7 @@ from backends.errors import StepFailed
 from backends.kernels import Ahead, KVLayer, cpu, native_abi
 from backends.kernels.cpu_chain import MOST, Chain
 from backends.kernels.cpu_replay import Recording
+from backends.registry import load_model
 from tests.test_cpu_kernels import BEST, OTHERS, library
 from tests.test_state_drafts import PARENT, TEXT, loaded, write_draft
 
@@ -64,8 +65,8 @@ def keys(seed: int, count: int) -> array:
 
 
 def run(chain: Chain, rows: int, want: Ahead):
-    assert chain.ready(HERE, rows, want.most)
-    return chain.run(HERE, array("i", range(8)), list(range(rows)), None, want)
+    assert chain.can_guess(HERE, rows, want.most)
+    return chain.guess(HERE, array("i", range(8)), list(range(rows)), None, want)
 
 
 @pytest.mark.parametrize("columns", [3, 16, 37, 4099])
@@ -122,7 +123,7 @@ def test_it_ends_before_an_id_that_is_not_the_callers(ops, rng):
 
 def test_more_ids_than_it_has_room_for_are_not_begun(ops, rng):
     chain, _ = still(ops, rng, 50, 1.0)
-    assert not chain.ready(HERE, 1, MOST + 1) and not chain.ready(HERE, 17, 2) and chain.ready(HERE, 1, MOST)
+    assert not chain.can_guess(HERE, 1, MOST + 1) and not chain.can_guess(HERE, 17, 2) and chain.can_guess(HERE, 1, MOST)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -139,6 +140,32 @@ def test_logits_that_are_no_numbers_are_an_error_and_the_next_call_works(ops, rn
 
 
 # ---------------------------------------------------------------------------------------------- with a model
+@pytest.mark.parametrize("kv", ["float32", "int8"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_pass_in_one_call_is_the_pass_it_was_bit_for_bit(kv, dtype):
+    """Over pages, of one to sixteen rows, taken back in between; and what is kept for a draft."""
+    one, other = (load_model(PARENT, kernels="cpu", threads=2, context=256, streams=2, dtype=dtype, kv_type=kv).decoder for _ in range(2))
+    other.__dict__["_chain"] = None
+    calls, run = [], one._chain.run
+    one._chain.run = lambda *given: calls.append(given[0]) or run(*given)
+    slots = [decoder.open(TEXT, reuse=False) for decoder in (one, other)]
+    for slot in slots:
+        slot.kept = Kept(0)
+    dice = random.Random(5)
+    for turn in range(70):
+        ids = [dice.randrange(250) for _ in range(dice.choice((1, 1, 2, 3, 5, 16, 17)))]
+        rows = []
+        for decoder, slot in zip((one, other), slots):
+            assert decoder.reserve(slot, len(ids))
+            rows.append(decoder.extend([Step(slot, ids, len(ids))])[0])
+        assert torch.equal(*rows) and rows[0].shape == (len(ids), one.vocab.size)
+        for decoder, slot in zip((one, other), slots):
+            decoder.truncate(slot, 180 if slot.length > 220 else slot.length - turn % min(3, len(ids)))
+        first, last = slots[0].kept.first, slots[0].kept.end
+        assert torch.equal(*(slot.kept.rows(first, last) for slot in slots))
+    assert len(calls) > 40 and one.stats()["rows"] == other.stats()["rows"] and one.stats()["steps"] == other.stats()["steps"]
+
+
 class Judge:
     """Ends a draft by its probabilities; takes all that was made."""
 
@@ -175,7 +202,7 @@ def test_a_whole_draft_is_what_is_drafted_id_by_id(drafters, sampling, judge):
     target.reserve(slot, 128)
     text, rng, calls = list(TEXT), random.Random(4), []
     chain = decoder._chain
-    chain.run, plain = lambda *given: calls.append(given[0]) or plain(*given), chain.run
+    chain.guess, plain = lambda *given: calls.append(given[0]) or plain(*given), chain.guess
     for turn in range(40):                                     # over several pages
         target.extend([Step(slot, text[slot.length:], 1)])
         text += [rng.randrange(200) for _ in range(1 + turn % 3)]

@@ -21,7 +21,7 @@ from backends.engine.blocks import PagePool
 from backends.engine.kept import Kept
 from backends.engine.kv import PAGE, PagedKV
 from backends.engine.transfer import fetch
-from backends.kernels import Ahead, Batch, Guesses
+from backends.kernels import Ahead, Guesses
 
 
 @dataclass(eq=False)
@@ -114,16 +114,32 @@ class PagedDecoder:
         self.pool.drop((shared,))
 
     # ------------------------------------------------------------------------------------------ the forward verb
-    @torch.inference_mode()
     def extend(self, steps: Sequence[Step], *, narrow: bool = False) -> list[Tensor]:
         """``narrow``: of ``columns`` only, float32 [want, columns]; the others would be -inf."""
+        rows = self._in_one_call(steps[0]) if len(steps) == 1 and (narrow or self.columns is None) else None
+        return self._extend(steps, narrow) if rows is None else [rows]
+
+    def _in_one_call(self, step: Step) -> Tensor | None:
+        """Few rows of one sequence, all of them wanted, as nearly always where one answer is made; None: not so, or not yet."""
+        slot, count, chain = step.slot, len(step.tokens), self._chain
+        if chain is None or step.want != count or not count or not chain.ready(slot.length, count):
+            return None
+        self._make_writable(slot, count)
+        logits, hidden = chain.run(slot.length, slot.pages, step.tokens)
+        if slot.kept is not None:
+            slot.kept.add(hidden, 0, count)
+        self._settle((step,), count)
+        return logits if logits.shape[1] == self._width else logits[:, :self._width]
+
+    @torch.inference_mode()
+    def _extend(self, steps: Sequence[Step], narrow: bool) -> list[Tensor]:
         head, width = (self.arch.narrow, self._width) if narrow else (self.arch.logits, self.vocab.size)
         for step in steps:
             self._make_writable(step.slot, len(step.tokens))
         hidden = self.arch.forward(batch := self._batch(steps), self.kv.layers)
         logits = fetch(head(_of(hidden, batch.wanted))[:, :width]) if len(batch.wanted) else hidden[:0]
         self._keep(steps, hidden)
-        self._settle(steps, batch)
+        self._settle(steps, len(batch.ids))
         return list(logits.split([step.want for step in steps])) if len(batch.wanted) else [
             torch.empty(0, width) for _ in steps]
 
@@ -139,18 +155,18 @@ class PagedDecoder:
         hidden = self.arch.forward(batch, self.kv.layers)
         rows = _of(hidden, batch.wanted)
         logits = fetch(self.arch.narrow(rows)[:, :self._width]) if len(rows) else rows
-        self._settle(steps, batch)
+        self._settle(steps, len(batch.ids))
         return list(logits.split([step.want for step in steps])), rows
 
     def ahead(self, slot: PagedSlot, feed: Sequence[int], states: Tensor | None, want: Ahead) -> Guesses | None:
         """Ids guessed one after another, in one call, after ``feed`` (of a draft that reads them with ``states``, as `follow`). None: this
         decoder, or its target, has no such way, or not yet, or there is no room; then nothing has changed."""
         rows = len(feed) + want.most - 1
-        if not self.chains or not self._chain.ready(slot.length, len(feed), want.most) or slot.length + rows > self.context \
+        if not self.chains or not self._chain.can_guess(slot.length, len(feed), want.most) or slot.length + rows > self.context \
                 or not self.reserve(slot, rows):
             return None
         self._take_back(slot)
-        guesses = self._chain.run(slot.length, slot.pages, feed, None if states is None else self._readable(states), want)
+        guesses = self._chain.guess(slot.length, slot.pages, feed, None if states is None else self._readable(states), want)
         slot.tokens.extend(guesses.read)
         self._publish(slot)
         self.steps += 1 + len(guesses.read) - len(feed)
@@ -188,15 +204,15 @@ class PagedDecoder:
         step = Step(slot, tokens, 0)
         self._make_writable(slot, len(tokens))
         found = self.arch.states(self.arch.forward(batch := self._batch([step]), self.kv.layers))
-        self._settle([step], batch)
+        self._settle([step], len(batch.ids))
         return found
 
-    def _settle(self, steps: Sequence[Step], batch: Batch) -> None:
+    def _settle(self, steps: Sequence[Step], rows: int) -> None:
         for step in steps:
             step.slot.tokens.extend(step.tokens)
             self._publish(step.slot)
         self.steps += 1
-        self.rows += len(batch.ids)
+        self.rows += rows
 
     def _make_writable(self, slot: PagedSlot, n: int) -> None:
         if not self.reserve(slot, n):

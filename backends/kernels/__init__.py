@@ -263,7 +263,8 @@ class Ops(Protocol):
     # Optional: gated(a, w, kind) is glu(matmul(a, w), kind) in one, the same numbers.
     # Optional: replay() gives an object for one decoder whose run(forward, batch, kv) returns what forward(batch, kv) does, a
     # pass made of ops alone, at less cost for few rows. A target that has no use for it lacks the method. With it goes
-    # optionally chain(replay, kv, head, width, turns, names, columns): what guesses ids ahead in one call (`cpu_chain.py`).
+    # optionally chain(replay, kv, head, width, turns, names, columns): few rows of one sequence (`cpu_passes.py`), and ids guessed
+    # ahead (`cpu_chain.py`), in one call.
 
 
 def choose(name: str, device: str, dtype: str, threads: int, activations: str = "auto") -> tuple[Ops, tuple[str, ...]]:

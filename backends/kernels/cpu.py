@@ -17,7 +17,7 @@ from torch import Tensor
 
 from backends.errors import InvalidRequest
 from backends.kernels import (
-    AttentionSpec, Batch, KVLayer, QWeight, cpu_chain, cpu_load, cpu_memory, cpu_pack, cpu_replay, cpu_scan, cpu_words)
+    AttentionSpec, Batch, KVLayer, QWeight, cpu_chain, cpu_load, cpu_memory, cpu_pack, cpu_passes, cpu_replay, cpu_scan, cpu_words)
 from backends.kernels import native_abi as abi, native_build
 from backends.kernels.cpu_pack import NativeLinear
 from backends.kernels.cpu_words import Rows
@@ -181,9 +181,9 @@ class CpuOps:
         """For one decoder: its passes as one native call each, where the rows are few."""
         return cpu_replay.Replay(self, FEW)
 
-    def chain(self, replay: cpu_replay.Replay, kv: Sequence[KVLayer], head: Callable[[Tensor], Tensor], width: int, turns: cpu_chain.Turns,
+    def chain(self, replay: cpu_replay.Replay, kv: Sequence[KVLayer], head: Callable[[Tensor], Tensor], width: int, turns: cpu_passes.Turns,
               names: Tensor | None, columns: int) -> cpu_chain.Chain:
-        """For one decoder over one cache: what guesses ids ahead in one native call."""
+        """For one decoder over one cache: few rows of one sequence, and ids guessed ahead, in one native call."""
         return cpu_chain.Chain(self, replay, kv, head, width, turns, names, columns)
 
     @contextmanager

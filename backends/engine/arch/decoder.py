@@ -92,7 +92,8 @@ class FusedDecoder:
         return self._angles[0][0], self._angles[1][0]
 
     def chain(self, kv: Sequence[KVLayer], columns: int) -> Any:
-        """What guesses ids ahead over this cache in one call (`cpu_chain.py`), of the head's first ``columns``; None: nothing does."""
+        """Few rows of one sequence, and ids guessed ahead, of the head's first ``columns``, in one call each over this cache
+        (`cpu_chain.py`); None: not on this target."""
         if self._replay is None or not hasattr(self.ops, "chain") or len(self._frequencies) != 1:
             return None
         return self.ops.chain(self._replay, kv, self.narrow, self.hidden, self.turns, self._ids, columns)

@@ -67,7 +67,7 @@ struct Chain {
     const int64_t* first; int64_t first_lines; const float* first_stream;
     const float* given; float* states;                      // [rows, width] that belong to the ids; where programs read them
     const int32_t* pages; int64_t before, rows;             // `before` tokens are in the cache
-    int64_t most, known;                                    // ids wanted; from id `known` on they are not the caller's
+    int64_t most, known;                                    // ids wanted (0: one pass, nothing is chosen); from id `known` on they are not the caller's
     double temperature; const uint64_t* places;             // 0: the likeliest; the noise of each place
     int64_t top_k; double top_p, min_p;                     // 0, 1, 0: all
     const double *edges, *rates, *needs; int64_t bands;     // bands 0: made to the end. Else an id is followed by another while the

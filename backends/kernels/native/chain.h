@@ -145,7 +145,7 @@ static void stand(const Chain& g, int64_t before, int64_t rows, int64_t* positio
          ceil_div(before + rows, g.page), g.half};
 }
 
-// a Chain. Leaves the batch's descriptor to be written anew.
+// a Chain; of no ids: one pass. Leaves the batch's descriptor to be written anew.
 static void chain(Context& c, const int64_t* w) {
     Chain& g = *ptr<Chain>(w[0]);
     int64_t positions[CHAIN_ROWS], slots[CHAIN_ROWS], before = g.before, rows = g.rows;
@@ -157,6 +157,7 @@ static void chain(Context& c, const int64_t* w) {
         const int64_t* line = g.passes ? g.next : g.first;
         const int64_t lines = g.passes ? g.next_lines : g.first_lines;
         for (int64_t i = 0; i < lines; i++) c.kernels->run[line[12 * i]](c, line + 12 * i + 1);
+        if (!g.most) return;                       // one pass, and its logits
         before += rows;
         const Choice choice = choose(g, g.logits, g.temperature > 0 ? g.places[g.passes] : 0);
         g.passes++;
