@@ -20,7 +20,8 @@ SHIPPED = Path(__file__).parents[1] / "data" / NAME
 WEIGHTS = "model.safetensors"
 RETIRED = frozenset({                       # SHA-256 of the weights that came with the program before
     "9432f4dee748b8afdbfb1d156e51b684fa9421b9f64a147afd3cfb90167df61b",
-    "4411aa1c9e4594faf4ed0bd9c6a8aa4bd2a58b1362ac035848a5d77a99d238c5"})
+    "4411aa1c9e4594faf4ed0bd9c6a8aa4bd2a58b1362ac035848a5d77a99d238c5",
+    "8b2efc86508547b0b8e15d1c12ec45c4003e06e66f552128dbf30e2e50d1c16f"})
 
 
 def place(store: Store, progress: ProgressFn, cancel: Cancel, shipped: Path = SHIPPED) -> str | None:
