@@ -9,9 +9,11 @@
 #include <vector>
 
 struct Context;
+class Pool;
 extern "C" {
 int64_t gainz_abi();
-Context* gainz_open(int64_t threads);
+Pool* gainz_pool_open(int64_t threads);
+Context* gainz_open(Pool* pool);
 const char* gainz_isa(Context* c);
 int gainz_run(Context* c, const int64_t* program, int64_t count);
 void gainz_pack(Context* c, const uint8_t* codes, int64_t n, int64_t k, int64_t padded, const int32_t* gather, int64_t bits,
@@ -40,7 +42,7 @@ static Buffer take(size_t size) {
 }
 
 int main(int, char** argv) {
-    Context* c = gainz_open(atoi(argv[1]));
+    Context* c = gainz_open(gainz_pool_open(atoi(argv[1])));
     const char* name = c ? gainz_isa(c) : "";
     const int64_t hello[2] = {gainz_abi(), (int64_t)strlen(name)};
     put(hello, 16);

@@ -83,6 +83,30 @@ def in_eight_bits(x: torch.Tensor) -> torch.Tensor:
     return ((blocks * (torch.full_like(most, 127.0) / most)).round().double() * (most / 127).double()).view(rows, -1)[:, :k]
 
 
+def test_contexts_share_their_threads_and_may_be_used_at_the_same_time(context, rng):
+    """One model loads while another answers; and two callers of one pool take turns."""
+    path = context.path if hasattr(context, "path") else None
+    if path is None or not path.exists():
+        pytest.skip("an emulated processor")
+    others = [native_abi.Context(path, 2) for _ in range(2)]
+    assert others[0]._pool is others[1]._pool and native_abi.Context(path, 1)._pool is not others[0]._pool
+    x, weights = torch.randn(5, 96, generator=rng), [torch.randn(320, 96, generator=rng) for _ in others]
+
+    def work(which: int) -> list[torch.Tensor]:
+        ops = cpu.CpuOps(torch.float32, others[which], 2)
+        packed = ops.pack(weights[which])
+        return [ops.matmul(ops.act(x), packed).clone() for _ in range(200)]
+
+    with ThreadPoolExecutor(2) as threads:
+        for found, w in zip(threads.map(work, range(2)), weights):
+            assert all(torch.equal(one, found[0]) for one in found) and error(found[0], x.double() @ w.double().T) < 1e-6
+    pools = len(native_abi._pools)
+    single = native_abi.Context(path, 3)
+    assert len(native_abi._pools) == pools + 1
+    del single
+    assert len(native_abi._pools) == pools
+
+
 # ---------------------------------------------------------------------------------------------- matrices
 @pytest.mark.parametrize("kind", ["center", "zero", "bias"])
 @pytest.mark.parametrize("group", [16, 32, 64, 128, 1024])

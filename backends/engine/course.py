@@ -41,7 +41,7 @@ FAIR = 0.97                 # of what a plain pass takes between drafted ones, i
 SETTLE = 2                  # plain passes before anything is judged by them
 SOON, REFRESH, AGAIN = 8, 48, 2      # drafted passes after which plain ones are measured again, at first and at most; in a row that this takes
 KEPT = 8                    # passes for which a length, or what ids cost, is not looked for again, where nothing was drafted meanwhile
-NAP = 6                     # passes for which a model that was declined is not asked: between two passes all code is slow
+NAP, LONGEST_NAP = 6, 24    # passes for which a model that was declined is not asked, more each time: between two passes all code is slow
 PATIENT, SELDOM = 12, 4     # vain looks in a text after which it is looked up every second pass, later every fourth; never more seldom
 SURE = 7                    # most ids of a draft that ends by itself
 TRIAL = 2                   # ids of a draft that is made to see whether drafting pays by now
@@ -158,7 +158,7 @@ class Course:
             best = max((k for k in LENGTHS if k < best), default=0)
         if not best:
             self._declined += 1
-            self._until = self._passes + NAP if modelled else self._until
+            self._until = self._passes + min(LONGEST_NAP, NAP * self._declined) if modelled else self._until
             return 0
         self._declined = 0
         self.read = min(reading, AT_ONCE)
@@ -321,10 +321,10 @@ class Course:
             return
         self._rested()
         length, right = pending
-        self.counts.pace(streams, 1 + right, seconds + self._draft_seconds)
+        costs = self.controller.costs
+        self.counts.pace(1 + right, seconds + self._draft_seconds, costs.expected(streams) if costs.seen(streams) else None)
         if self.balance is None:
             return
-        costs = self.controller.costs
         plain = FAIR * costs.expected(streams)
         whole = costs.expected(rows) if costs.seen(rows) > WARM else seconds         # what setting kernels up takes is paid too
         extra = whole - FAIR * costs.expected(rows - length) + self._draft_seconds
@@ -356,4 +356,4 @@ class Course:
         for course in (self, *others):
             course._rested()
             counts.merge(course.counts)
-        return counts.report(self.spec, self.controller.costs, all(course.resting for course in (self, *others)))
+        return counts.report(self.spec, all(course.resting for course in (self, *others)))

@@ -5,21 +5,20 @@ from __future__ import annotations
 from collections import Counter
 
 from backends.base import DraftSpec, Speculation
-from backends.engine.costs import PassCosts
 
 
 class Counts:
-    """``made``: tokens of passes; ``lengths``: passes by draft length, 0 included; ``paces``: of measured passes."""
+    """``lengths``: passes by draft length, 0 included."""
 
     def __init__(self) -> None:
         self.draft_seconds = self.plain_seconds = self.vain_seconds = 0.0
+        self.drafted_seconds = self.instead_seconds = 0.0   # of passes with a draft, and of as many plain tokens at that time
         self.tokens = 0
         self.lengths: Counter[int] = Counter()
         self.tried: Counter[int] = Counter()
         self.right: Counter[int] = Counter()
         self.drafted: Counter[str] = Counter()
         self.accepted: Counter[str] = Counter()
-        self.paces: Counter[tuple[int, str]] = Counter()    # (streams, "tokens" or "seconds")
 
     def add(self, source: str, length: int, right: int, made: int) -> None:
         self.tokens += made
@@ -30,10 +29,12 @@ class Counts:
         self.drafted[source] += length
         self.accepted[source] += right
 
-    def pace(self, streams: int, tokens: int, seconds: float) -> None:
-        """A measured pass with a draft, drafting included; one without is as fast as it would have been anyway."""
-        self.paces[streams, "tokens"] += tokens
-        self.paces[streams, "seconds"] += seconds
+    def pace(self, tokens: int, seconds: float, plain: float | None) -> None:
+        """A measured pass with a draft, drafting included; one without is as fast as it would have been anyway. ``plain``: seconds of
+        a plain pass of the same sequences, where one has been seen by then."""
+        if plain is not None:
+            self.drafted_seconds += seconds
+            self.instead_seconds += tokens * plain
 
     def rested(self, passes: int, tokens: int, plain: float, draft: float) -> None:
         """Passes without a draft; the seconds of the measured ones, and what looking for drafts took."""
@@ -46,16 +47,16 @@ class Counts:
         self.draft_seconds += other.draft_seconds
         self.plain_seconds += other.plain_seconds
         self.vain_seconds += other.vain_seconds
+        self.drafted_seconds += other.drafted_seconds
+        self.instead_seconds += other.instead_seconds
         self.tokens += other.tokens
-        for name in ("lengths", "tried", "right", "drafted", "accepted", "paces"):
+        for name in ("lengths", "tried", "right", "drafted", "accepted"):
             getattr(self, name).update(getattr(other, name))
 
-    def report(self, spec: DraftSpec, costs: PassCosts, resting: bool) -> Speculation:
+    def report(self, spec: DraftSpec, resting: bool) -> Speculation:
         drafted, accepted, passes = sum(self.drafted.values()), sum(self.accepted.values()), sum(self.lengths.values())
-        known = [streams for streams, what in self.paces if what == "tokens" and costs.seen(streams)]
-        plain = self.plain_seconds + sum(self.paces[streams, "tokens"] * costs.expected(streams) for streams in known)
-        took = self.plain_seconds + self.vain_seconds + sum(self.paces[streams, "seconds"] for streams in known)
-        if not known and any(self.lengths[length] for length in self.lengths if length):
+        took, plain = self.plain_seconds + self.vain_seconds + self.drafted_seconds, self.plain_seconds + self.instead_seconds
+        if not self.instead_seconds and any(self.lengths[length] for length in self.lengths if length):
             plain = 0.0                                     # no plain pass was ever seen beside the drafted ones
         return Speculation(
             spec.name, spec.length, accepted / drafted if drafted else None, self.tokens / passes if passes else None,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import struct
+import weakref
 from array import array
 from pathlib import Path
 
@@ -56,7 +57,9 @@ def open_library(path: Path) -> ctypes.CDLL:
                                  remedy="Remove the file and start again; it is built anew.") from error
     word, pointer_type = ctypes.c_int64, ctypes.c_void_p
     lib.gainz_abi.restype, lib.gainz_abi.argtypes = word, ()
-    lib.gainz_open.restype, lib.gainz_open.argtypes = pointer_type, (word,)
+    lib.gainz_pool_open.restype, lib.gainz_pool_open.argtypes = pointer_type, (word,)
+    lib.gainz_pool_close.restype, lib.gainz_pool_close.argtypes = None, (pointer_type,)
+    lib.gainz_open.restype, lib.gainz_open.argtypes = pointer_type, (pointer_type,)
     lib.gainz_close.restype, lib.gainz_close.argtypes = None, (pointer_type,)
     lib.gainz_isa.restype, lib.gainz_isa.argtypes = ctypes.c_char_p, (pointer_type,)
     lib.gainz_run.restype, lib.gainz_run.argtypes = ctypes.c_int, (pointer_type, pointer_type, word)
@@ -76,8 +79,28 @@ def open_library(path: Path) -> ctypes.CDLL:
     return lib
 
 
+class Pool:
+    """Threads of one library that all contexts share: each with its own, those of one would wait, spinning, on the cores that another's
+    are to work on. Ends with its last user."""
+
+    def __init__(self, lib: ctypes.CDLL, threads: int) -> None:
+        self._lib, self.handle = lib, lib.gainz_pool_open(threads)
+
+    def __del__(self) -> None:
+        if self.handle:
+            self._lib.gainz_pool_close(self.handle)
+
+
+_pools: weakref.WeakValueDictionary[tuple[Path, int], Pool] = weakref.WeakValueDictionary()     # what a process has, as its libraries
+
+
+def _pool(path: Path, threads: int) -> Pool:
+    found = _pools.get((path, threads))
+    return found if found is not None else _pools.setdefault((path, threads), Pool(open_library(path), threads))
+
+
 class Context:
-    """A pool of threads, scratch memory and the ops of one instruction set. Not for two callers at once.
+    """Scratch memory and the ops of one instruction set, over threads that others use as well. Not for two callers at once.
 
     MissingRequirement where this processor lacks the instructions that the library was built for.
     """
@@ -85,7 +108,8 @@ class Context:
     def __init__(self, path: Path, threads: int) -> None:
         self.path = path
         self._lib = open_library(path)
-        self._handle = self._lib.gainz_open(threads)
+        self._pool = _pool(path, threads)                   # before the handle, which it outlives
+        self._handle = self._lib.gainz_open(self._pool.handle)
         if not self._handle:
             raise MissingRequirement("This processor cannot run the native kernels that were built.", file=path.name,
                                      threads=threads)

@@ -90,23 +90,29 @@ using namespace gainz;
 
 API int64_t gainz_abi() { return ABI; }
 
-// Null: this processor lacks what the library was built for, or there is no memory.
-API Context* gainz_open(int64_t threads) {
+// Threads for any number of contexts. Null: too many, or no memory.
+API Pool* gainz_pool_open(int64_t threads) {
+    if (threads < 1 || threads > 1024) return nullptr;
+    try { return new Pool(static_cast<int>(threads)); } catch (...) { return nullptr; }
+}
+
+API void gainz_pool_close(Pool* pool) { delete pool; }
+
+// Null: this processor lacks what the library was built for, or there is no memory. The pool outlives the context.
+API Context* gainz_open(Pool* pool) {
     const Kernels* found = kernels();
-    if (!found || threads < 1 || threads > 1024) return nullptr;
-    Context* c = new (std::nothrow) Context{};
+    Context* c = found && pool ? new (std::nothrow) Context{} : nullptr;
     if (!c) return nullptr;
-    c->threads = static_cast<int>(threads);
+    c->pool = pool;
+    c->threads = pool->threads();
     c->kernels = found;
-    try {
-        c->own = new Scratch[static_cast<size_t>(threads)];
-        c->pool = new Pool(c->threads);
-    } catch (...) { delete[] c->own; delete c; return nullptr; }
-    return c;
+    c->own = new (std::nothrow) Scratch[static_cast<size_t>(c->threads)];
+    if (c->own) return c;
+    delete c;
+    return nullptr;
 }
 
 API void gainz_close(Context* c) {
-    delete c->pool;
     for (int i = 0; i < c->threads; i++) std::free(c->own[i].data);
     std::free(c->shared.data);
     std::free(c->gathered.data);

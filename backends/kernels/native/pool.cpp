@@ -57,6 +57,7 @@ bool Pool::take(int thread) {
 }
 
 void Pool::run(Job job, void* data, int64_t count) {
+    std::lock_guard<std::mutex> turn(turn_);
     job_ = job;
     data_ = data;
     done_.store(0, std::memory_order_relaxed);

@@ -15,7 +15,7 @@ public:
     typedef void (*Job)(void* data, int64_t chunk, int thread);
     explicit Pool(int threads);
     ~Pool();
-    void run(Job job, void* data, int64_t chunks);      // returns when every chunk is done
+    void run(Job job, void* data, int64_t chunks);      // returns when every chunk is done; several callers take turns
     int threads() const { return static_cast<int>(runs_.size()); }
 
 private:
@@ -32,7 +32,7 @@ private:
     void* data_ = nullptr;
     alignas(64) std::atomic<int> sleepers_{0};
     std::atomic<bool> stop_{false};
-    std::mutex mutex_;
+    std::mutex turn_, mutex_;
     std::condition_variable wake_;
     std::vector<std::thread> workers_;
 };
