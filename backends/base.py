@@ -394,6 +394,11 @@ class ModelInfo:
     notes: tuple[str, ...] = ()
     options: tuple[tuple[str, Any], ...] = ()
 
+    @property
+    def speaks(self) -> bool:
+        """Does it answer by itself? A draft that reads another model's states does not."""
+        return "reads states" not in self.capabilities
+
 
 @dataclass(frozen=True)
 class Embeddings:

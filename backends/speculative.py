@@ -80,7 +80,7 @@ def judge(target: ModelInfo, draft: ModelInfo, differ: Callable[[], Difference |
         return Pairing(draft.name, "", "draft_remote")
     if "draft" not in draft.capabilities:
         return Pairing(draft.name, "", "draft_sequential")
-    if "reads states" in draft.capabilities:
+    if not draft.speaks:
         return _by_states(target, draft)
     if draft.name == target.name:
         return Pairing(draft.name, "tokens", "itself")

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, strategies as st
 
-from backends.base import ContextTooLong, Event, InvalidRequest, Sampling, StepFailed, Timing, Usage
+from backends.base import ContextTooLong, Event, InvalidRequest, ModelNotLoaded, Sampling, StepFailed, Timing, Usage
 from gainz_ui.services.answers import Answers
 from gainz_ui.services.chat import (
     Chat, Turn, answer_room, archive, fit, from_export, preset_name, to_export, to_markdown)
+from gainz_ui.tabs.chat import askable
 
 
 def chat_of(pairs: int, size: int = 10, system: str = "") -> Chat:
@@ -247,3 +249,20 @@ def test_errors_before_and_during_the_stream_reach_the_view():
         views.append(answer.view())
     assert [view.error.code for view in views] == ["invalid_request", "step_failed", "error"]
     assert [view.text for view in views] == ["", "half", "x"] and all(view.finish == "error" for view in views)
+
+
+@pytest.mark.parametrize("loaded, last, names, first", [
+    ((("starter", True, ()), ("starter-draft", True, ("draft", "reads states"))), "starter", ["starter"], "starter"),
+    ((("a", True, ()), ("b", True, ())), "a", ["a", "b"], "a"),
+    ((("a", True, ()), ("b", False, ())), "b", ["a", "b"], "a"),
+    ((("a", True, ()),), None, ["a"], "a"),
+    ((("only-a-draft", True, ("draft", "reads states")),), "only-a-draft", [], None), ((), None, [], None)])
+def test_a_draft_that_says_nothing_by_itself_is_not_offered_to_be_asked(loaded, last, names, first):
+    models = tuple(SimpleNamespace(name=name, chat_template=chats, speaks="reads states" not in able) for name, chats, able in loaded)
+
+    def model(name):
+        if last is None:
+            raise ModelNotLoaded("No model is loaded.", field="model")
+        return SimpleNamespace(info=SimpleNamespace(name=last))
+
+    assert askable(SimpleNamespace(model=model), SimpleNamespace(models=models)) == (names, first)

@@ -108,7 +108,7 @@ class Engine:
         cancel.on_set(self.wake)
 
     def _answer(self, lane: Lane, request: Request, cancel: Cancel, sink: Callable[[Event], None]) -> Answer:
-        if "reads states" in lane.model.info.capabilities:
+        if not lane.model.info.speaks:
             raise NotSupported("This draft reads the hidden states of the model it was made from, and says nothing by itself.",
                                field="model", remedy="Ask that model, with this draft.")
         vocab, sampling = lane.decoder.vocab, request.sampling
@@ -165,7 +165,7 @@ class Engine:
         if pairing.how == "text":
             drafter = RetokenizingDrafter(draft.decoder, draft.text, lane.text, lane.decoder.vocab.size)
         else:
-            reads = "reads states" in draft.model.info.capabilities
+            reads = not draft.model.info.speaks
             drafter = ModelDrafter(draft.decoder, pairing.known, StatePlaces(draft.decoder) if reads else None)
         return FirstOf(LookupDrafter(), drafter) if lookup else drafter
 

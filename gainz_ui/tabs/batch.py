@@ -70,7 +70,7 @@ class Running:
         self.page.on_load(self.come_back, None, outputs, concurrency_limit=None)
 
     def models(self, chosen: str | None) -> Any:
-        names = list(self.page.studio.loaded())
+        names = [name for name, info in self.page.studio.loaded().items() if info.speaks]
         return gr.Dropdown(choices=names, value=chosen if chosen in names else names[0] if names else None)
 
     def cleared(self) -> Any:

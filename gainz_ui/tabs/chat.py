@@ -6,12 +6,13 @@ from typing import Any
 
 import gradio as gr
 
-from backends.base import Sampling
+from backends.base import ModelNotLoaded, Sampling
 from gainz_ui import html
 from gainz_ui.forms import Form
 from gainz_ui.i18n import T, language, tr
 from gainz_ui.page import Page, Tab
 from gainz_ui.services.chat import PRESETS, to_export, to_markdown
+from gainz_ui.services.snapshot import Snapshot
 from gainz_ui.tabs import chat_view as show
 from gainz_ui.tabs.chat_flow import Flow, so_far, titles
 from gainz_ui.tabs.chat_presets import Presets
@@ -176,13 +177,23 @@ def _wire_rest(page: Page, parts: dict[str, Any], flow: Flow) -> None:
     parts["json"].click(as_json, parts["chat"], parts["file"], **PRIVATE)
 
 
+def askable(studio: Any, snapshot: Snapshot) -> tuple[list[str], str | None]:
+    """Names of the models that answer by themselves, and the one to be asked first: the one loaded last, if others are no better chats."""
+    there = [info for info in snapshot.models if info.speaks]
+    able = [info.name for info in there if info.chat_template] or [info.name for info in there]
+    try:
+        last = studio.model(None).info.name
+    except ModelNotLoaded:                                  # unloaded meanwhile
+        last = None
+    return [info.name for info in there], last if last in able else able[-1] if able else None
+
+
 def _wire_models(page: Page, parts: dict[str, Any]) -> None:
     """Which models may be asked, and what stands there while none may."""
     def look(request: gr.Request, chosen: str | None):
         words, snapshot = language(request), page.studio.snapshot()
-        names = [info.name for info in snapshot.models]
-        able = [info.name for info in snapshot.models if info.chat_template] or names
-        choice = gr.Dropdown(choices=names, **({} if chosen in names else {"value": able[-1] if able else None}))
+        names, first = askable(page.studio, snapshot)
+        choice = gr.Dropdown(choices=names, **({} if chosen in names else {"value": first}))
         if names:
             return (
                 choice,
